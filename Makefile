@@ -1,0 +1,23 @@
+# make demo: index and search real text.  make test: what every commit must pass.  Both set up .venv first if need be.
+.PHONY: setup demo test ci check clean
+
+PY = .venv/bin/python
+
+demo: setup
+	@$(PY) examples/demo.py
+
+test: setup
+	scripts/check
+	$(PY) -m pytest -m "not slow"
+
+ci: setup
+	$(PY) -m pytest -m slow
+
+check: setup
+	scripts/check
+
+setup:
+	@scripts/setup
+
+clean:
+	rm -rf .venv .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,270 @@
+"""The CPU backend: PyTorch only, blocked so that similarities stay in cache, the same bits for any number of threads.
+
+Layouts become runs of token rows here, kept query tokens dense rows. A job is a range of documents (or of pairs,
+sorted by query) scored whole by one thread; what it computes does not depend on what else is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels.cpu_maxima import Pieces, block_tokens, maxima
+from ..kernels.cpu_product import ROWS
+from ..kernels.cpu_rows import Rows
+from ..kernels.cpu_runs import Documents, Kept, kept
+from ..kernels.cpu_sums import Sums
+from ..kernels.cpu_threads import Scratch, run
+from ..kernels.cpu_tree import Tree
+from ..layout import Problem, Tokens
+from ..result import Scored
+
+NAME = "cpu"
+
+GROUP = 1 << 20  # elements of the query rows scored together
+TABLE = 1 << 18  # maxima of one job
+JOB_TOKENS = 1 << 17  # document tokens of one job
+JOB = 1 << 27, 1 << 29  # floating point operations of one job, least and most: milliseconds, against 0.1 to prepare it
+JOBS_PER_THREAD = 4  # so that threads end together
+ENTRIES = 1 << 18  # winners of one backward step
+
+
+def unsupported(problem: Problem) -> Sequence[str]:
+    """Every reason why this backend cannot serve the problem."""
+    device = problem.device
+    return [] if device.type == "cpu" else [f"the tokens are on {device}, the cpu backend needs them on the CPU"]
+
+
+def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
+    """Scores, and where asked winners and maxima, as `Backend.forward` says."""
+    out = Scored(
+        torch.empty(problem.shape, dtype=problem.result_dtype, device="cpu"),
+        torch.full(problem.winners_shape, -1, dtype=problem.winners_dtype, device="cpu") if winners else None,
+        torch.zeros(problem.winners_shape, dtype=problem.result_dtype, device="cpu") if maxima else None,
+    )
+    with torch.inference_mode():
+        (_grid if problem.grid else _pairs)(problem, out)
+    return out
+
+
+class _Side:
+    """One side of a problem as runs of token rows: item n is `length[n]` rows from `start[n]` on, of which `mask`
+    keeps some."""
+
+    def __init__(self, tokens: Tokens, problem: Problem):
+        self.count, self.width = tokens.count, tokens.width
+        self.rows = Rows(tokens.data, problem.result_dtype, problem.normalize)
+        slots = np.arange(tokens.count, dtype=np.int64) * tokens.max_length
+        if tokens.starts is not None and tokens.ends is not None:
+            self.start = tokens.starts.numpy().astype(np.int64)
+            self.length = tokens.ends.numpy().astype(np.int64) - self.start
+        else:
+            self.start, self.length = slots, np.full(tokens.count, tokens.max_length, dtype=np.int64)
+        self.column = self.start if tokens.consecutive else slots  # of an item's first token in a grid's winners table
+        self.mask = None if tokens.mask is None else tokens.mask.reshape(-1).numpy()
+
+    def kept(self, items: np.ndarray | slice) -> Kept:
+        return kept(self.start[items], self.length[items], self.mask)
+
+    def documents(self, items: np.ndarray | slice, problem: Problem, query_rows: int) -> Documents:
+        limit = block_tokens(query_rows, self.width)
+        return Documents(self.start[items], self.length[items], self.mask, problem.masked_zero, limit)
+
+
+def _grid(problem: Problem, out: Scored) -> None:
+    q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
+    for low, high in _ranges(q.length, GROUP // q.width, q.count):
+        _grid_rows(problem, q, d, slice(low, high), out)
+
+
+def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) -> None:
+    """All documents with a group of queries, whose rows stay in cache."""
+    threads = torch.get_num_threads()
+    asked = q.kept(group)
+    R = len(asked.row)
+    queries = q.rows.block(_consecutive(asked.row), Scratch(), _up(R))
+    columns = _consecutive(q.column[group][asked.item] + asked.position)
+    at = columns if isinstance(columns, slice) else torch.from_numpy(columns)
+    tree = Tree(asked.counts)
+
+    def work(job: tuple[int, int], scratch: Scratch) -> None:
+        mine = slice(*job)
+        documents = d.documents(mine, problem, len(queries))
+        value, place = _tables(documents, len(queries), problem, out, scratch)
+        maxima(d.rows, documents.pieces, queries, value, place, scratch)
+        value, place = documents.gather(value[:, :R], None if place is None else place[:, :R])
+        total = tree.sums(value.T.contiguous())
+        out.scores[group, mine] = total.masked_fill_(documents.empty, -torch.inf)
+        if out.winners is not None and place is not None:
+            out.winners[mine, at] = place.to(out.winners.dtype)
+        if out.maxima is not None:
+            out.maxima[mine, at] = value
+
+    tokens = _job_tokens(len(queries), d.width, d.length, threads)
+    run(_ranges(d.length, tokens, max(1, TABLE // max(1, R))), work, threads)
+
+
+def _pairs(problem: Problem, out: Scored) -> None:
+    q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
+    threads = torch.get_num_threads()
+    if problem.pairs is None:
+        of_document = np.arange(problem.shape[0])
+        of_query = of_document // problem.per_query
+    else:
+        of_query, of_document = problem.pairs.numpy().T
+    order = np.argsort(of_query, kind="stable")
+
+    def work(job: tuple[int, int], scratch: Scratch) -> None:
+        chosen = order[job[0] : job[1]]
+        heads = np.flatnonzero(np.diff(of_query[chosen], prepend=-1))  # where another query begins
+        tails = np.append(heads[1:], len(chosen))
+        asked = q.kept(of_query[chosen[heads]])
+        C = _up(int(asked.counts.max()))
+        begin = asked.counts.cumsum() - asked.counts
+        queries = scratch.take("queries", (len(heads), C, q.width), problem.result_dtype).zero_()
+        at_row = asked.item * C + np.arange(len(asked.row)) - begin[asked.item]
+        asked_rows = q.rows.block(_consecutive(asked.row), scratch, 2)[: len(at_row)]
+        queries.view(-1, q.width)[torch.from_numpy(at_row)] = asked_rows
+
+        documents = d.documents(of_document[chosen], problem, C)
+        value, place = _tables(documents, C, problem, out, scratch)
+        first, length, rows = documents.pieces
+        edges = [*np.searchsorted(documents.owner, heads).tolist(), len(first)]
+        for n, (a, b) in enumerate(pairwise(edges)):
+            R = _up(int(asked.counts[n]))
+            mine = Pieces(first[a:b], length[a:b], rows)
+            maxima(d.rows, mine, queries[n, :R], value[a:b, :R], None if place is None else place[a:b, :R], scratch)
+        value, place = documents.gather(value, place)
+
+        count, start = (torch.from_numpy(np.repeat(x, tails - heads))[:, None] for x in (asked.counts, begin))
+        inside = torch.arange(C, device="cpu") < count
+        value = value.masked_fill(~inside, 0)
+        total = Tree(np.array([C])).sums(value.T.contiguous())
+        target = torch.from_numpy(chosen)
+        out.scores[target] = total[0].masked_fill_(documents.empty, -torch.inf)
+        if place is not None or out.maxima is not None:
+            pair, column = inside.nonzero(as_tuple=True)
+            at = (target[pair], torch.from_numpy(asked.position)[start[pair, 0] + column])
+            if out.winners is not None and place is not None:
+                out.winners[at] = place[pair, column].to(out.winners.dtype)
+            if out.maxima is not None:
+                out.maxima[at] = value[pair, column]
+
+    R = _up(int(q.length.max()))
+    length = d.length[of_document[order]]
+    tokens = _job_tokens(R, d.width, length, threads)
+    run(_ranges(length, tokens, max(1, min(TABLE, GROUP // q.width) // max(1, R))), work, threads)
+
+
+def _tables(
+    documents: Documents, columns: int, problem: Problem, out: Scored, scratch: Scratch
+) -> tuple[Tensor, Tensor | None]:
+    """Room for the maxima of pieces and, where asked, their places."""
+    shape = (len(documents.owner), columns)
+    value = scratch.take("value", shape, problem.result_dtype)
+    return value, None if out.winners is None else scratch.take("place", shape, torch.int64)
+
+
+def _up(rows: int) -> int:
+    return -(-rows // ROWS) * ROWS
+
+
+def _consecutive(index: np.ndarray) -> np.ndarray | slice:
+    """Rising by one each, as a slice: read and written in place."""
+    if len(index) == 0:
+        return slice(0, 0)
+    low, high = int(index[0]), int(index[-1]) + 1
+    return slice(low, high) if high - low == len(index) and bool((np.diff(index) == 1).all()) else index
+
+
+def _job_tokens(query_rows: int, width: int, length: np.ndarray, threads: int) -> int:
+    """Document tokens of a job: as few as use a block well, as many as keep all threads at work to the end."""
+    share = int(length.sum()) // (threads * JOBS_PER_THREAD) + int(length.max())
+    least, most = (work // (2 * max(query_rows, ROWS) * width) for work in JOB)
+    return max(block_tokens(query_rows, width), min(max(share, least), most, JOB_TOKENS))
+
+
+def _ranges(length: np.ndarray, tokens: int, items: int) -> list[tuple[int, int]]:
+    """Cuts items into ranges of at most `tokens` tokens (or one item) and `items` items."""
+    total = length.cumsum()
+    ranges, low = [], 0
+    while low < len(length):
+        before = int(total[low - 1]) if low else 0
+        high = int(np.searchsorted(total, before + tokens, side="right"))
+        high = min(max(high, low + 1), low + items)
+        ranges.append((low, high))
+        low = high
+    return ranges
+
+
+def backward(
+    problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients as `Backend.backward` says, from the winners in chunks whose size depends on their shape alone."""
+    with torch.no_grad():
+        q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
+        # where items cannot overlap, each document is in one row of winners, unless pairs repeat it
+        separate = not problem.documents.ragged or problem.documents.consecutive
+        sums_q = Sums(q.rows, once=False) if need_queries else None
+        sums_d = Sums(d.rows, once=problem.pairs is None and separate) if need_documents else None
+        step = max(1, ENTRIES // max(1, winners.shape[1]))
+        for low in range(0, len(winners), step):
+            part = winners[low : low + step].numpy()
+            if part.dtype == np.int16:
+                part = part.view(np.uint16)
+            none = part.dtype.type(65535 if part.dtype == np.uint16 else -1)
+            if sums_q is not None:
+                column, p = np.not_equal(part.T, none).nonzero()
+                entry = _entry(problem, q, d, p + low, column, part[p, column], grad)
+                table, which = d.rows.table(entry.document_row)
+                rising = problem.grid and (problem.queries.consecutive or not problem.queries.ragged)
+                sums_q.add(entry.query_row, entry.weight, table, which, rising)
+            if sums_d is not None:
+                column = np.argsort(part, axis=1, kind="stable")  # of two bytes: a radix sort
+                p = np.arange(len(part)).repeat(part.shape[1])
+                column = column.ravel()
+                place = part[p, column]
+                won = place != none
+                entry = _entry(problem, q, d, p[won] + low, column[won], place[won], grad)
+                table, which = q.rows.table(entry.query_row)
+                sums_d.add(entry.document_row, entry.weight, table, which, rising=sums_d.once)
+        return (
+            None if sums_q is None else sums_q.result().view(problem.queries.data.shape),
+            None if sums_d is None else sums_d.result().view(problem.documents.data.shape),
+        )
+
+
+class _Entries(NamedTuple):
+    """Winners: the token rows they join, int64 `[E]`, and the gradient of their score."""
+
+    query_row: np.ndarray
+    document_row: np.ndarray
+    weight: Tensor
+
+
+def _entry(
+    problem: Problem, q: _Side, d: _Side, p: np.ndarray, column: np.ndarray, place: np.ndarray, grad: Tensor
+) -> _Entries:
+    """Winners `place` in row p and `column` of their table."""
+    document = p
+    if problem.grid:
+        if problem.queries.consecutive:
+            query = np.searchsorted(q.start + q.length, column, side="right")
+            row = column
+        else:
+            query, position = np.divmod(column, problem.queries.max_length)
+            row = q.start[query] + position
+        weight = grad[torch.from_numpy(query), torch.from_numpy(document)]
+    else:
+        if problem.pairs is None:
+            query = p // problem.per_query
+        else:
+            query, document = problem.pairs.numpy()[p].T
+        row = q.start[query] + column
+        weight = grad[torch.from_numpy(p)]
+    return _Entries(row, d.start[document] + place.astype(np.int64), weight)

@@ -1,0 +1,152 @@
+"""Portable Triton kernels: CUDA GPUs from sm_80, and the interpreter on a machine without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from ..kernels import gradients
+from ..kernels.configs import forward_config, shared_bytes
+from ..kernels.scores import Launch, Outputs, _scores_kernel, scores
+from ..kernels.sides import Side
+from ..layout import Problem, Tokens
+from ..plans import Plan
+from ..precision import float32_precision
+from ..result import Scored
+
+NAME = "triton"
+PRECISION = {"highest": "f16x3", "high": "f16", "medium": "f16"}  # see kernels/arithmetic.py
+INTERPRETED = isinstance(_scores_kernel, InterpretedFunction)
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The card's compute capability; of other makers' cards and the interpreter that of the smallest card served."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return (8, 0)
+    return torch.cuda.get_device_capability(device)
+
+
+def unsupported(problem: Problem) -> Sequence[str]:
+    why = []
+    device = problem.device
+    if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
+        why.append(f"needs a CUDA device, the documents are on {device}")
+    elif capability(device) < (8, 0):
+        why.append(f"needs compute capability 8.0, {device} has {'.'.join(map(str, capability(device)))}")
+    if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
+    if problem.documents.max_length > 2**31 - 1025 or problem.queries.max_length > 2**31 - 1025:
+        why.append("serves at most 2^31 − 1025 tokens an item")
+    return why
+
+
+def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
+    q, d = problem.queries, problem.documents
+    out = Outputs(
+        torch.empty(problem.shape, dtype=torch.float32, device=problem.device),
+        _table(problem, problem.winners_dtype, -1) if winners or maxima else None,
+        _table(problem, torch.float32, 0) if maxima else None,
+    )
+    precision = PRECISION[float32_precision()] if problem.dtype == torch.float32 else "native"
+    config = forward_config(
+        q.data.element_size(),
+        q.width,
+        q.max_length,
+        q.count if problem.grid else 1,
+        d.data.shape[0] // max(d.count, 1) if d.ragged else d.max_length,
+        d.count,
+        winners or maxima,
+        shared_bytes(capability(problem.device)),
+    )
+    with on_device(problem.device):
+        launch = scores(
+            side(q),
+            side(d),
+            out,
+            problem.pairs,
+            problem.per_query,
+            problem.masked_zero,
+            problem.normalize,
+            precision,
+            config,
+        )
+    return Scored(*out, _again(problem, launch))
+
+
+def _again(problem: Problem, launch: Launch | None) -> Plan | None:
+    if launch is None or launch.kernel is None:
+        return None
+    K = problem.per_query
+    shape = (problem.queries.count, K) if K else problem.shape
+    device = problem.device
+
+    def again(queries: Tensor, documents: Tensor) -> Tensor:
+        out = torch.empty(shape, dtype=torch.float32, device=device)
+        launch.repeat(queries, documents, out)
+        return out
+
+    return again
+
+
+def backward(
+    problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    with on_device(problem.device):
+        return gradients.gradients(
+            side(problem.queries),
+            side(problem.documents),
+            winners,
+            grad,
+            problem.pairs,
+            problem.per_query,
+            problem.normalize,
+            need_queries,
+            need_documents,
+        )
+
+
+def _table(problem: Problem, dtype: torch.dtype, fill: int) -> Tensor:
+    """A winners or maxima table; filled only where some token rows may not be written."""
+    q = problem.queries
+    if q.mask is None and not q.ragged:
+        return torch.empty(problem.winners_shape, dtype=dtype, device=problem.device)
+    return torch.full(problem.winners_shape, fill, dtype=dtype, device=problem.device)
+
+
+def side(tokens: Tokens) -> Side:
+    data, mask = tokens.data, tokens.mask
+    strides = (0, 0, 0, 0, *data.stride())
+    mask_strides = (0, 0, 0, *(() if mask is None else mask.stride()))
+    ragged = tokens.ragged
+    return Side(
+        data,
+        tokens.count,
+        tokens.max_length,
+        data.shape[0] if ragged else 0,
+        data.shape[1] if data.ndim == 4 else max(tokens.count, 1),
+        strides[-4],
+        strides[-3],
+        strides[-2],
+        strides[-1],
+        tokens.starts,
+        tokens.ends,
+        tokens.consecutive,
+        mask,
+        mask_strides[-3],
+        mask_strides[-2],
+        mask_strides[-1],
+    )
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Launches go to the tensors' device, whatever the current one is."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -1,0 +1,117 @@
+"""`python -m benchmarks` and `python -m maxsim.bench`: arguments in, tables out, records kept."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from .cases import SUITES, Case, parse
+from .ceilings import Ceilings
+from .records import environment, write
+from .run import CONTENDERS, Outcome, Poisoned, contender, default_contenders, run_case
+from .table import case_table, summary
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Times maxsim beside its contenders and the machine's own limits, and checks every answer.",
+        epilog=f"contenders: {', '.join(CONTENDERS)}; maxsim:BACKEND forces a backend of ours",
+    )
+    suites = ", ".join(SUITES)
+    parser.add_argument("what", nargs="+", help=f"suites ({suites}) or cases such as 1x32-100x300-d128-float16")
+    parser.add_argument("--contenders", help="names separated by commas instead of the usual ones of each case")
+    parser.add_argument("--seconds", type=float, help="time for one case (2; 8 on a CPU), compilation not counted")
+    parser.add_argument("--device", help="cuda or cpu (cuda where there is one, but the cpu suite runs on the CPU)")
+    parser.add_argument("--threads", type=int, help="CPU threads (those PyTorch takes)")
+    parser.add_argument("--out", type=Path, help="directory of the record")
+    parser.add_argument("--commit", help="for the record, where the tree has no history")
+    parser.add_argument("--skip", action="append", default=[], metavar="CASE=CONTENDER", help="leave this one out")
+    parser.add_argument("--append", action="store_true", help="add to a record of the same day")
+    parser.add_argument("--as", dest="label", help="last part of the record's name (the suite's or the case's)")
+    parser.add_argument("--no-isolation", action="store_true", help="run contenders that may crash in this process too")
+    return parser
+
+
+def cases_of(what: Sequence[str]) -> list[Case]:
+    """Suites and case names, in order, each case once. ValueError for a name that is neither."""
+    cases: dict[str, Case] = {}
+    for name in what:
+        for case in SUITES[name] if name in SUITES else (parse(name),):
+            cases.setdefault(case.name, case)
+    return list(cases.values())
+
+
+def main(argv: Sequence[str] | None = None, out: Path | None = None) -> int:
+    """Runs the command line. `out`: where records go unless told; None keeps none."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        cases = cases_of(options.what)
+        chosen = options.contenders.split(",") if options.contenders else None
+        for name in chosen or ():
+            contender(name)
+    except ValueError as error:
+        parser.error(str(error))
+    on_cpu = not torch.cuda.is_available() or all(name == "cpu" for name in options.what)
+    device = torch.device(options.device or ("cpu" if on_cpu else "cuda"))
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision("highest")
+    seconds = options.seconds or (2.0 if device.type == "cuda" else 8.0)
+    label = options.label or (options.what[0] if len(options.what) == 1 else "cases")
+    folder = options.out or out
+    where = environment(device, options.commit)
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else f", driver {where.driver}"
+    print(f"{where.card}{threads}, torch {where.torch}, triton {where.triton}, kernels {where.kernels}", flush=True)
+
+    outcomes: list[Outcome] = []
+    ceilings = Ceilings(device)
+    append = options.append
+    for number, case in enumerate(cases):
+        names = [
+            name for name in chosen or default_contenders(case, device) if f"{case.name}={name}" not in options.skip
+        ]
+        start = time.perf_counter()
+        try:
+            outcome = run_case(case, names, seconds, device, ceilings, isolate=not options.no_isolation)
+        except Poisoned as broken:
+            print(f"{case.name}: the device broke under {broken}", flush=True)
+            if options.no_isolation:
+                return 1
+            options.skip.append(f"{case.name}={broken.contender}")
+            options.label, options.out, options.append, options.commit = label, folder, append, where.commit
+            _carry_on(options, cases[number:])
+        outcomes.append(outcome)
+        print(f"\n{case_table(outcome)}\n  ({time.perf_counter() - start:.0f} s)", flush=True)
+        records = outcome.records(where)
+        if folder and records:
+            path = write(records, folder, label, append)
+            append = True
+    print(f"\n{summary(outcomes)}")
+    if folder and append:
+        print(f"\nrecord: {path}")
+    return 0
+
+
+def _carry_on(options: argparse.Namespace, cases: Sequence[Case]) -> NoReturn:
+    """The rest of the run in a process that replaces this one, whose device is broken and still holds its memory."""
+    command = [sys.executable, "-m", "maxsim.bench", *(case.name for case in cases), "--as", options.label]
+    for skipped in options.skip:
+        command += ["--skip", skipped]
+    for name in ("contenders", "seconds", "device", "threads", "out", "commit"):
+        if getattr(options, name) is not None:
+            command += [f"--{name}", str(getattr(options, name))]
+    command += ["--append"] if options.append else []
+    sys.stdout.flush()
+    os.execv(sys.executable, command)

@@ -1,0 +1,294 @@
+"""The command `maxsim`: index texts, search them, look at a corpus.
+
+Results go to the standard output (`--json` for machines), progress and errors to the standard error. Exit codes: 0
+done, 1 an error that the message explains, 2 wrong usage, 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from . import encode, indexing, sources
+from .corpus import CorpusError
+from .search import Corpus
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+app = typer.Typer(
+    name="maxsim",
+    help="Exact late-interaction search over your texts.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+CorpusPath = Annotated[Path, typer.Argument(metavar="CORPUS", help="Folder of the corpus.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+Device = Annotated[str | None, typer.Option(help='"cpu", "cuda" or "cuda:N"; without it a CUDA GPU if there is one.')]
+
+
+class Dtype(str, Enum):
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class track:
+    """Progress over `total` things: a bar on a terminal, otherwise a line every ten seconds and one at the end.
+
+    Use as a context manager; call it with the number of things done since the last call.
+    """
+
+    EVERY_SECONDS = 10.0
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self._start = self._last = time.monotonic()
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+            )
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            self._task = self._bar.add_task(what, total=total, rate="")
+
+    def __enter__(self) -> track:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        rate = f"{self.done / max(now - self._start, 1e-9):.0f}/s"
+        if self._bar:
+            self._bar.update(self._task, completed=self.done, rate=rate)
+        elif self.done == self.total or now - self._last >= self.EVERY_SECONDS:
+            self._last = now
+            print(f"{self.what}: {self.done} of {self.total}, {rate}", file=sys.stderr, flush=True)
+
+
+def _plain_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Errors that a user can mend become one line and exit code 1; any other is our fault and keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            _stop("stopped", 130)
+        except BrokenPipeError:
+            raise  # the reader of our output has gone, which typer ends quietly
+        except torch.OutOfMemoryError:
+            _stop("the GPU's memory is too small for this; try --device cpu")
+        except (CorpusError, sources.SourceError, encode.EncoderError, OSError) as error:
+            _stop(str(error))
+
+    return wrapped
+
+
+def _stop(message: str, code: int = 1) -> NoReturn:
+    typer.echo(f"maxsim: {message}", err=True)
+    raise typer.Exit(code) from None
+
+
+@app.command()
+@_plain_errors
+def index(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help='A file with one document a line, a .jsonl file with "id" and "text", or a folder of .txt files.'
+        ),
+    ],
+    corpus: CorpusPath,
+    model: Annotated[
+        str, typer.Option(help="Encoder: a sentence-transformers or PyLate model, by name or folder.")
+    ] = encode.DEFAULT,
+    dtype: Annotated[Dtype | None, typer.Option(help="How a new corpus keeps embeddings; without it float16.")] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Encode texts and add them to a corpus, which is made if need be.
+
+    Documents that the corpus already holds are skipped, so after an interruption the same command goes on where it
+    stopped.
+    """
+    start = time.monotonic()
+    found = sum(1 for _ in sources.read(source))  # every fault of the source is found before the work begins
+    target = _open(corpus) if (corpus / "catalogue.sqlite").exists() else None
+    if target is not None:
+        _check_same("model", model, target.encoder, corpus)
+        kept = target.info().dtype
+        _check_same("dtype", dtype.value if dtype else kept, kept, corpus)
+    encoder = encode.load(model, _device(device))
+    if target is None:
+        target = Corpus.create(corpus, encoder.dim, (dtype or Dtype.float16).value, encoder=encoder.name)
+    _check_width(encoder, target)
+    todo = sum(1 for _ in indexing.new_texts(target, sources.read(source)))
+    try:
+        with track("encoding", todo) as progress:
+            added = indexing.index_texts(target, encoder, sources.read(source), progress)
+    except KeyboardInterrupt:
+        _stop(f"stopped; {corpus} holds {len(target)} documents, run the same command to go on", 130)
+    if as_json:
+        result = {"corpus": str(corpus), "added": added, "skipped": found - added, "documents": len(target)}
+        _print_json({**result, "seconds": round(time.monotonic() - start, 3)})
+    else:
+        typer.echo(f"added {added} documents ({found - added} were there already); {corpus} holds {len(target)}")
+
+
+@app.command()
+@_plain_errors
+def search(
+    corpus: CorpusPath,
+    query: Annotated[list[str] | None, typer.Argument(help="One or more queries.")] = None,
+    queries: Annotated[
+        Path | None, typer.Option(help="Read queries from a file or folder, in the forms of `index`.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=0, help="Hits for each query.")] = 10,
+    explain: Annotated[bool, typer.Option(help="Show which token of the document each query token matched.")] = False,
+    model: Annotated[str | None, typer.Option(help="Encoder; without it the one the corpus was indexed with.")] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best documents for each query, exactly."""
+    asked: list[tuple[str | int | None, str]] = [(None, text) for text in query or []]
+    if queries is not None:
+        asked += [(text.id, text.text) for text in sources.read(queries)]
+    if not asked:
+        raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
+    where = _device(device)
+    opened = _open(corpus, where)
+    name = model or opened.encoder
+    if name is None:
+        raise encode.EncoderError(f"{corpus} does not say which model made its embeddings; give --model")
+    encoder = encode.load(name, where)
+    _check_width(encoder, opened)
+    results = []
+    for (id, text), hits in zip(asked, opened.search(encoder.queries([text for _, text in asked]), k), strict=True):
+        texts = opened.texts(hit.id for hit in hits)
+        rows: list[dict[str, Any]] = [{"id": hit.id, "score": hit.score, "text": texts.get(hit.id)} for hit in hits]
+        if explain:
+            for row in rows:
+                row["matches"] = [match._asdict() for match in _explain(opened, encoder, text, row["id"])]
+        results.append({**({} if id is None else {"id": id}), "query": text, "hits": rows})
+    if as_json:
+        _print_json(results)
+    else:
+        _print_hits(results)
+
+
+@app.command()
+@_plain_errors
+def info(corpus: CorpusPath, as_json: Json = False) -> None:
+    """What a corpus holds."""
+    facts = dataclasses.asdict(_open(corpus).info())
+    if as_json:
+        _print_json(facts)
+    else:
+        for name, value in facts.items():
+            typer.echo(f"{name:<10} {value}")
+
+
+@app.command()
+@_plain_errors
+def check(corpus: CorpusPath, as_json: Json = False) -> None:
+    """Read every byte of a corpus and say what is wrong with it; exit code 1 if anything is."""
+    problems = _open(corpus).check()
+    if as_json:
+        _print_json({"sound": not problems, "problems": problems})
+    else:
+        typer.echo("\n".join(problems) or f"{corpus} is sound")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@_plain_errors
+def bench(context: typer.Context) -> None:
+    """Time scoring beside its contenders; `maxsim bench --help` says how."""
+    from .bench import main as bench_main
+
+    raise typer.Exit(bench_main(context.args))
+
+
+def _open(path: Path, device: torch.device | None = None) -> Corpus:
+    return Corpus.open(path, device)
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise typer.BadParameter(f'expected "cpu", "cuda" or "cuda:N", got {name!r}', param_hint="--device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise typer.BadParameter(f"{name}: there are {torch.cuda.device_count()} CUDA GPUs here", param_hint="--device")
+    return device
+
+
+def _check_same(what: str, asked: str, kept: str | None, corpus: Path) -> None:
+    if asked != kept:
+        raise CorpusError(f"{corpus} was made with {what} {kept}, not {asked}; give --{what} {kept} or another folder")
+
+
+def _check_width(encoder: encode.Encoder, corpus: Corpus) -> None:
+    if encoder.dim != corpus.dim:
+        raise encode.EncoderError(
+            f"the model {encoder.name!r} has width {encoder.dim}, {corpus.path} holds {corpus.dim}"
+        )
+
+
+def _explain(corpus: Corpus, encoder: encode.Encoder, query: str, id: str | int) -> list[indexing.Match]:
+    try:
+        return indexing.explain(corpus, encoder, query, id)
+    except ValueError as error:
+        raise encode.EncoderError(str(error)) from error
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def _print_hits(results: list[dict[str, Any]]) -> None:
+    for number, result in enumerate(results):
+        if len(results) > 1:
+            typer.echo(("\n" if number else "") + result["query"])
+        if not result["hits"]:
+            typer.echo("no hits")
+        for rank, hit in enumerate(result["hits"], 1):
+            text = " ".join((hit["text"] or "").split())
+            typer.echo(f"{rank:>3}  {hit['score']:8.4f}  {hit['id']}  {text[:100]}{'…' if len(text) > 100 else ''}")
+            for match in hit.get("matches", []):
+                typer.echo(f"{'':>15}{match['query']} → {match['document']}  {match['similarity']:.3f}")
+
+
+def main() -> None:
+    app(prog_name="maxsim")

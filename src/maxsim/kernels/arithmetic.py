@@ -1,0 +1,74 @@
+"""Device functions on tiles: maxima that keep NaN, an order of floats as integers, products of tiles."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+# The interpreter is quick at its own maximum only; cards reduce with ours, which needs no detour over integers.
+INTERPRETED = tl.constexpr(isinstance(maximum, InterpretedFunction))
+
+
+@triton.jit
+def ordered(x):
+    """float32 → int32 in the same order, NaN above all."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(x != x, 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def unordered(key):
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def column_maximum(x):
+    """The largest value of each column, NaN above all."""
+    if INTERPRETED:
+        value = unordered(tl.max(ordered(x), 0))
+    else:
+        value = tl.reduce(x, 0, maximum)
+    return value
+
+
+@triton.jit
+def halves(x):
+    """float32 rows → two float16 rows that add up to them times a power of two a row, which is returned inverted.
+
+    Of a row's largest element 22 bits are kept. A row with inf or NaN turns into NaN.
+    """
+    exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23) & 255
+    shift = tl.minimum(tl.maximum(267 - exponent, 1), 253)
+    y = x * (shift << 23).to(tl.float32, bitcast=True)[:, None]
+    high = y.to(tl.float16)
+    return high, (y - high.to(tl.float32)).to(tl.float16), ((254 - shift) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def similarities(d_tile, q, q_low, acc, PRECISION: tl.constexpr):
+    """One product of tiles, `[BLOCK_LD, BLOCK_D]` with `[BLOCK_LQ, BLOCK_D]`, added to acc.
+
+    "native": as the tensor cores take the dtype, IEEE for float32. "f16": float32 rows scaled and rounded to float16,
+    whose 11 bits are TF32's; q comes so. "f16x3": three products of halves; q comes as halves, and what the two low
+    ones would add is below float32's own error.
+    """
+    if PRECISION == "native":
+        acc = tl.dot(d_tile, tl.trans(q), acc, input_precision="ieee")
+    else:
+        d_high, d_low, scale = halves(d_tile)
+        if PRECISION == "f16x3":
+            part = tl.dot(d_low, tl.trans(q))
+            part = tl.dot(d_high, tl.trans(q_low), part)
+            part = tl.dot(d_high, tl.trans(q), part)
+        else:
+            part = tl.dot(d_high, tl.trans(q))
+        acc += part * scale[:, None]
+    return acc

@@ -1,0 +1,106 @@
+"""Items as runs of token rows: which rows are kept; documents cut in pieces, and what is found for pieces put
+together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .cpu_maxima import Pieces
+
+NEVER = np.iinfo(np.int64).max  # a position after every other
+
+
+class Kept(NamedTuple):
+    """Kept tokens of some items in order, int64 each."""
+
+    item: np.ndarray  # of each token
+    position: np.ndarray  # of each token in its item
+    row: np.ndarray  # of each token
+    counts: np.ndarray  # of each item's kept tokens
+    first_masked: np.ndarray  # position of each item's first masked token, NEVER where there is none
+
+
+def kept(start: np.ndarray, length: np.ndarray, mask: np.ndarray | None) -> Kept:
+    """Items are rows `start[n]` to `start[n] + length[n]`, of which `mask` (bool, an entry a row) keeps some."""
+    item = np.repeat(np.arange(len(start)), length)
+    position = np.arange(len(item)) - np.repeat(length.cumsum() - length, length)
+    row = start[item] + position
+    first_masked = np.full(len(start), NEVER)
+    if mask is None:
+        return Kept(item, position, row, length, first_masked)
+    keep = mask[row]
+    if not keep.all():
+        gone = np.flatnonzero(~keep)[::-1]  # the first is written last
+        first_masked[item[gone]] = position[gone]
+        item, position, row = item[keep], position[keep], row[keep]
+    return Kept(item, position, row, np.bincount(item, minlength=len(start)), first_masked)
+
+
+class Documents:
+    """Documents cut in `pieces` of at most `limit` kept tokens, `owner` the document of each. `empty`: bool
+    `[count]`, without a token that competes. With `masked_zero` a masked token competes with similarity 0."""
+
+    def __init__(self, start: np.ndarray, length: np.ndarray, mask: np.ndarray | None, masked_zero: bool, limit: int):
+        self.count = len(start)
+        rows, first, size = None, start, length
+        self._zero: Tensor | None = None
+        self._position: Tensor | None = None
+        if mask is not None:
+            found = kept(start, length, mask)
+            if (found.first_masked != NEVER).any():
+                rows, size = found.row, found.counts
+                first = size.cumsum() - size
+                self._position, self._begin = torch.from_numpy(found.position), torch.from_numpy(first)
+                self._zero = torch.from_numpy(found.first_masked)[:, None] if masked_zero else None
+        self.empty = torch.from_numpy((length if masked_zero else size) == 0)
+        self.owner = np.arange(self.count)
+        self._offset: np.ndarray | None = None  # of a piece in its document, where not every document is one piece
+        if bool((size == 0).any()) or int(size.max(initial=0)) > limit:
+            cuts = -(-size // limit)
+            self.owner = np.repeat(self.owner, cuts)
+            self._offset = (np.arange(len(self.owner)) - np.repeat(cuts.cumsum() - cuts, cuts)) * limit
+            first = first[self.owner] + self._offset
+            size = np.minimum(limit, size[self.owner] - self._offset)
+        self.pieces = Pieces(first, size, rows)
+
+    def gather(self, value: Tensor, place: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Of pieces `[P, R]` → of documents `[count, R]`: the largest similarity (−inf without any), its token's
+        position (−1)."""
+        if self._offset is not None:
+            value, place = self._join(value, place)
+        if place is not None and self._position is not None and len(self._position):
+            token = (place + self._begin[:, None]).clamp_(0, len(self._position) - 1)
+            place = torch.where(place < 0, place, self._position[token])
+        if self._zero is not None:
+            competes = self._zero != NEVER
+            if place is not None:
+                # of equals the lowest position wins, a masked token's too
+                wins = (value < 0) | ((value == 0) & (self._zero < place))
+                place = place.masked_fill(competes & wins, -1)
+            value = torch.where(competes, value.clamp_min(0), value)
+        return value, place
+
+    def _join(self, value: Tensor, place: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        shape = self.count, value.shape[1]
+        joined = value.new_full(shape, -torch.inf)
+        found = None if place is None else place.new_full(shape, -1)
+        if place is not None and self._offset is not None:
+            place = place + torch.from_numpy(self._offset)[:, None]
+        many = np.bincount(self.owner, minlength=self.count)[self.owner] > 1
+        single = np.flatnonzero(~many)
+        of, at = torch.from_numpy(self.owner[single]), torch.from_numpy(single)
+        joined[of] = value[at]
+        if found is not None and place is not None:
+            found[of] = place[at]
+        for document in np.unique(self.owner[many]).tolist():
+            low, high = np.searchsorted(self.owner, (document, document + 1)).tolist()
+            if found is None or place is None:
+                joined[document] = value[low:high].amax(0)
+            else:
+                joined[document], piece = value[low:high].max(0)  # the first of equals, the first NaN
+                found[document] = place[low:high].gather(0, piece[None])[0]
+        return joined, found

@@ -1,0 +1,369 @@
+"""Portable forward: one program scores a few documents (or one pair) against up to BLOCK_LQ query tokens.
+
+Owns: a tile of query tokens (of one query, of several short ones, or a part of a long one) and `docs` documents, one
+after another. Reads the documents' tokens once, in tiles of BLOCK_LD rows, and the query tile once (width over BLOCK_D:
+once a tile); writes one number a query and document, and where asked a winner and a maximum a query token. Bound by the
+tensor cores for many query tokens, else by the bytes of the documents.
+
+Document tokens are the rows of the product and query tokens its columns. The running maximum is elementwise over tiles,
+so the loop holds no reduction; one at the document's end finds the maximum of each column. A tile that hangs over the
+end repeats the last token, which changes no maximum, and no winner since the lowest index wins.
+
+Exactness: a similarity is accumulated over D in one order whatever the tile. The sum over query tokens is a tree of
+adjacent pairs in blocks of at most BLOCK_LQ, and goes from block to block in order; missing tokens add zero. So a score
+has the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .arithmetic import column_maximum, halves, maximum, ordered, similarities, unordered
+from .configs import Config, power_of_two
+from .queries import kept_rows, sum_parts
+from .sides import Side, base, span
+
+# Sizes never make a new variant; strides do, since what is known of them decides how wide loads are.
+RUN_TIME = (
+    "first", "items", "docs", "NQ", "ND", "ND_OUT", "LQ", "LD", "TQ", "TD", "K", "tiles", "parts", "block_log2",
+    "d_per_group", "m_group", "m_item", "m_row", "winner_columns",
+)  # fmt: skip
+
+
+@triton.jit
+def _kept_span(mask, stride, length):
+    """First and one past the last kept token of a document, both 0 where there is none."""
+    position = tl.arange(0, 1024)
+    first = length
+    last = length * 0
+    for low in range(0, length, 1024):
+        at = low + position
+        keep = tl.load(mask + at.to(tl.int64) * stride, mask=at < length, other=0) != 0
+        first = tl.minimum(first, tl.min(tl.where(keep, at, length), 0))
+        last = tl.maximum(last, tl.max(tl.where(keep, at + 1, 0), 0))
+    return tl.minimum(first, last), last
+
+
+@triton.jit
+def _best(
+    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, low, high, D,
+    WINNERS: tl.constexpr, MASKED: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
+    EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The largest similarity of each query token over one document's tokens low to high, and the first token that has
+    it.
+
+    RESIDENT: q holds the whole query tile; else it is read by slices of D along with the document's.
+    """
+    d = tl.arange(0, BLOCK_D)
+    q_ptrs = q_start[:, None] + d[None, :].to(tl.int64) * q_col
+    best = tl.full([BLOCK_LD, BLOCK_LQ], float("-inf"), tl.float32)
+    best_at = tl.full([BLOCK_LD, BLOCK_LQ], 2147483647 if MASKED else 0, tl.int32)  # no winner yet
+    token = tl.arange(0, BLOCK_LD)
+    zero = low.to(tl.int64) * 0  # widens what is added to it
+    for at in tl.range(low, high, BLOCK_LD, num_stages=STAGES if RESIDENT else 1):
+        row = tl.minimum(token, high - 1 - at)  # beyond the end the last one again
+        if not NARROW:
+            row = row.to(tl.int64)
+        d_ptrs = d_base + (zero + at) * d_row + (row[:, None] * d_row + d[None, :] * d_col)
+        sim = tl.zeros([BLOCK_LD, BLOCK_LQ], tl.float32)
+        squares = tl.zeros([BLOCK_LD], tl.float32)
+        if RESIDENT:
+            if EVEN_D:
+                d_tile = tl.load(d_ptrs)
+            else:
+                d_tile = tl.load(d_ptrs, mask=d[None, :] < D, other=0.0)
+            sim = similarities(d_tile, q, q_low, sim, PRECISION)
+            if NORMALIZE:
+                wide = d_tile.to(tl.float32)
+                squares = tl.sum(wide * wide, 1)
+        else:
+            for c in tl.range(0, D, BLOCK_D, num_stages=STAGES):
+                d_at = d_ptrs + (zero + c) * d_col
+                q_from = q_ptrs + (zero + c) * q_col
+                if EVEN_D:
+                    d_tile = tl.load(d_at)
+                    q_tile = tl.load(q_from, mask=q_live[:, None], other=0.0)
+                else:
+                    d_tile = tl.load(d_at, mask=d[None, :] < D - c, other=0.0)
+                    q_tile = tl.load(q_from, mask=q_live[:, None] & (d[None, :] < D - c), other=0.0)
+                if PRECISION != "native":
+                    q_high, q_rest, q_scale = halves(q_tile)
+                    part = tl.zeros([BLOCK_LD, BLOCK_LQ], tl.float32)
+                    sim += similarities(d_tile, q_high, q_rest, part, PRECISION) * q_scale[None, :]
+                else:
+                    sim = similarities(d_tile, q_tile, q_tile, sim, PRECISION)
+                if NORMALIZE:
+                    wide = d_tile.to(tl.float32)
+                    squares += tl.sum(wide * wide, 1)
+        if NORMALIZE:
+            sim = sim / tl.maximum(tl.sqrt_rn(squares), 1e-12)[:, None] + 0.0  # no −0: it would lose against 0
+        if MASKED:
+            keep = tl.load(m_base + (at + row).to(tl.int64) * m_row) != 0
+            sim = tl.where(keep[:, None], sim, 0.0 if MASKED_ZERO else float("-inf"))
+        new_best = maximum(best, sim)
+        if WINNERS:
+            # bits, not values: NaN, once in, stays the same NaN and keeps its place
+            new = new_best.to(tl.int32, bitcast=True) != best.to(tl.int32, bitcast=True)
+            if MASKED:
+                new = new | ((keep[:, None] | MASKED_ZERO) & (best_at == 2147483647))
+            best_at = tl.where(new, at, best_at)
+        best = new_best
+
+    if WINNERS:
+        best_at = tl.where(best_at == 2147483647, best_at, best_at + token[:, None])
+        # of equal values the lowest index: it is turned round in the low half of the key
+        key = tl.max((ordered(best).to(tl.int64) << 32) | (2147483647 - best_at).to(tl.int64), 0)
+        value = unordered((key >> 32).to(tl.int32))
+        winner = 2147483647 - (key & 0x7FFFFFFF).to(tl.int32)
+        winner = tl.minimum(winner, high - 1)  # beyond the end stands the last token, repeated
+    else:
+        value = column_maximum(best)
+        winner = tl.zeros([BLOCK_LQ], tl.int32)
+    return value, winner
+
+
+@triton.jit
+def _score_document(
+    item, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, column, q_index, d_ptr, out_ptr, winners_ptr,
+    maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
+    q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
+    GRID: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, RESIDENT: tl.constexpr,
+    NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
+):  # fmt: skip
+    """Scores one document, or pair, against the query tile and stores what comes of it."""
+    d_base = d_ptr + base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row)
+    m_base = d_mask
+    low = length * 0
+    high = length
+    if d_mask is not None:
+        m_base = d_mask + base(doc, d_start, d_starts, d_per_group, m_group, m_item, m_row)
+        if not MASKED_ZERO:
+            low, high = _kept_span(m_base, m_row, length)
+    low = low.to(tl.int32)
+    high = high.to(tl.int32)
+    empty = high <= low
+
+    value, winner = _best(
+        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, low, high, D,
+        winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, PRECISION,
+        BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES,
+    )  # fmt: skip
+    if PRECISION != "native":
+        if RESIDENT:
+            value = value * q_scale
+        # inf has no halves, and scaled products may leave float32's range: those are found again by plain products
+        lost = valid & ((tl.abs(value) < float("inf")) == 0) & (high > low)
+        if tl.max(lost.to(tl.int32), 0) > 0:
+            exact, exact_winner = _best(
+                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, low, high, D,
+                winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, "native",
+                BLOCK_LQ, 16, 16, False, False, NARROW, 1,
+            )  # fmt: skip
+            value = tl.where(lost, exact, value)
+            winner = tl.where(lost, exact_winner, winner)
+    if NORMALIZE:
+        value = value / q_norm
+    value = tl.where(empty, float("-inf"), value)
+
+    if winners_ptr is not None:
+        winner = tl.where(empty, -1, winner)
+        if d_mask is not None:
+            if MASKED_ZERO:
+                won = tl.load(m_base + winner.to(tl.int64) * m_row, mask=winner >= 0, other=0) != 0
+                winner = tl.where(won, winner, -1)
+        slot = item * winner_columns + q_index
+        if GRID:
+            slot += column
+        tl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
+        if maxima_ptr is not None:
+            tl.store(maxima_ptr + slot, value, mask=valid)
+
+    # their sum: a tree of adjacent pairs, cut at the level where one sum is one query
+    total = tl.where(valid, value, 0.0)
+    for level in tl.static_range(LOG2 + 1):
+        if level >= 4:
+            g = tl.arange(0, BLOCK_LQ >> level)
+            if level == block_log2:
+                sums = tl.where(empty, float("-inf"), total)  # an empty query: 0, but −inf against an empty document
+                if GRID:
+                    m = (((tile // parts) << (LOG2 - block_log2)) + g).to(tl.int64)
+                    tl.store(out_ptr + (m * ND_OUT + item - first) * parts + part, sums, mask=m < NQ)
+                else:
+                    tl.store(out_ptr + (item - first) * parts + part + g, sums, mask=g == 0)
+        if level < LOG2:
+            total = tl.sum(tl.reshape(total, [BLOCK_LQ >> (level + 1), 2]), 1)
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def _scores_kernel(
+    q_ptr, d_ptr, out_ptr, winners_ptr, maxima_ptr,
+    q_starts, q_ends, q_kept_rows, q_kept, d_starts, d_ends, d_mask, pairs_ptr,
+    first, items, docs, NQ, ND, ND_OUT, LQ, LD, TQ, TD, D, K, tiles, parts, block_log2,
+    q_item, q_row, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row,
+    winner_columns,
+    Q_CONSECUTIVE: tl.constexpr, GRID: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
+    EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
+    MANY: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    tile = pid % tiles
+    begin = first + (pid // tiles).to(tl.int64) * docs
+    end = tl.minimum(begin + docs, first + items)
+
+    # which query tokens
+    row = tl.arange(0, BLOCK_LQ)
+    part = tile % parts
+    i = (row & ((1 << block_log2) - 1)) + part * BLOCK_LQ  # position among the kept tokens of its query
+    if GRID:
+        n = ((tile // parts) << (LOG2 - block_log2)) + (row >> block_log2)
+    elif pairs_ptr is None:
+        n = begin // K + row * 0
+    else:
+        n = tl.minimum(tl.maximum(tl.load(pairs_ptr + begin * 2), 0), NQ - 1) + row * 0
+    n = n.to(tl.int64)
+    real = n < NQ
+    safe_n = tl.where(real, n, 0)
+    q_start, q_length = span(safe_n, q_starts, q_ends, LQ, TQ)
+    column = q_start if Q_CONSECUTIVE else safe_n * LQ
+    if q_kept is None:
+        q_index = i.to(tl.int64)
+    else:
+        q_length = tl.load(q_kept + safe_n).to(tl.int64)
+        q_index = tl.load(q_kept_rows + column + i, mask=real & (i < q_length), other=0).to(tl.int64)
+    valid = real & (i < q_length)
+    q_base = base(safe_n, q_start, q_starts, 2147483647, 0, q_item, q_row) + q_index * q_row
+    d = tl.arange(0, BLOCK_D)
+    q_at = q_ptr + q_base
+    q_ptrs = q_at[:, None] + d[None, :].to(tl.int64) * q_col
+    q = q_at  # stand-ins, for what this variant does not use
+    q_low = q_at
+    q_scale = q_at
+    q_norm = q_at
+    if RESIDENT:
+        if EVEN_D:
+            q = tl.load(q_ptrs, mask=valid[:, None], other=0.0)
+        else:
+            q = tl.load(q_ptrs, mask=valid[:, None] & (d[None, :] < D), other=0.0)
+        if PRECISION != "native":
+            q, q_low, q_scale = halves(q)
+    if NORMALIZE:
+        squares = tl.zeros([BLOCK_LQ], tl.float32)
+        for c in range(0, D, BLOCK_D):
+            at = q_ptrs + (begin * 0 + c) * q_col
+            q_wide = tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0).to(tl.float32)
+            squares += tl.sum(q_wide * q_wide, 1)
+        q_norm = tl.maximum(tl.sqrt_rn(squares), 1e-12)
+
+    doc = begin
+    if pairs_ptr is not None:
+        doc = tl.minimum(tl.maximum(tl.load(pairs_ptr + begin * 2 + 1), 0), ND - 1)
+    d_start, length = span(doc, d_starts, d_ends, LD, TD)
+    if MANY:
+        for item in range(begin, end):
+            # the next document's place is read while this one is scored
+            next_start, next_length = span(tl.minimum(item + 1, end - 1), d_starts, d_ends, LD, TD)
+            _score_document(
+                item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, column, q_index, d_ptr, out_ptr,
+                winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
+                q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
+                GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
+                STAGES, LOG2,
+            )  # fmt: skip
+            d_start = next_start
+            length = next_length
+    else:
+        _score_document(
+            begin, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, column, q_index, d_ptr, out_ptr,
+            winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
+            q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
+            GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
+            STAGES, LOG2,
+        )  # fmt: skip
+
+
+class Outputs(NamedTuple):
+    scores: Tensor  # [NQ, ND] or [P], float32
+    winners: Tensor | None  # filled with −1 where no kept token writes
+    maxima: Tensor | None  # filled with 0 there
+
+
+MAX_PROGRAMS = 2**31 - 1
+PARTS_BYTES = 32 << 20  # sums of the blocks of long queries, held at once
+
+
+def scores(
+    q: Side,
+    d: Side,
+    out: Outputs,
+    pairs: Tensor | None,
+    per_query: int,
+    masked_zero: bool,
+    normalize: bool,
+    precision: str,
+    config: Config,
+) -> Launch | None:
+    """Writes `out` for every query and document (`pairs` None and `per_query` 0), or for pairs.
+
+    precision: as in `similarities`; "native" for all dtypes but float32. Returns the launch where it was the only one,
+    to be repeated on other tensors of the same shapes, strides and alignment.
+    """
+    grid = pairs is None and not per_query
+    D = q.data.shape[-1]
+    rows, kept = (None, None) if q.mask is None else kept_rows(q)
+    block = min(config.BLOCK_LQ, max(16, power_of_two(q.length)))
+    parts = max(1, -(-q.length // config.BLOCK_LQ))
+    if not grid:
+        tiles = parts
+    elif parts > 1:
+        tiles = parts * q.count
+    else:  # short queries share a tile
+        tiles = -(-q.count * block // config.BLOCK_LQ)
+    items = d.count if pairs is None else pairs.shape[0]
+    queries = q.count if grid else 1
+    step = min(items, MAX_PROGRAMS // tiles)
+    if parts > 1:
+        step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
+    docs = config.documents if grid else 1
+    narrow = config.BLOCK_LD * d.row + D * d.col < 2**31  # offsets inside a tile fit 32 bits
+    sums = out.scores
+    if parts > 1:
+        sums = torch.empty(queries * step * parts, dtype=torch.float32, device=out.scores.device)
+    for first in range(0, items, step):
+        columns = min(step, items - first)
+        target = sums if parts > 1 else out.scores if first == 0 else out.scores[..., first:]
+        arguments = (
+            out.winners, out.maxima, q.starts, q.ends, rows, kept, d.starts, d.ends, d.mask, pairs,
+            first, columns, docs, q.count, d.count, columns if parts > 1 else items, q.length, d.length, q.rows, d.rows,
+            D, max(per_query, 1), tiles, parts, block.bit_length() - 1,
+            q.item, q.row, q.col, d.per_group, d.group, d.item, d.row, d.col, d.mask_group, d.mask_item, d.mask_row,
+            0 if out.winners is None else out.winners.shape[1],
+            q.consecutive, grid, masked_zero, normalize, precision, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D,
+            D % config.BLOCK_D == 0, D <= config.BLOCK_D, narrow, config.stages,
+            config.BLOCK_LQ.bit_length() - 1, docs > 1,
+        )  # fmt: skip
+        blocks = (tiles * -(-columns // docs), 1, 1)
+        kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)
+        if parts > 1:
+            count = queries * columns
+            sum_parts(sums, out.scores, first, columns, items, count, parts)
+    return Launch(kernel, blocks, arguments) if parts == 1 and step == items else None
+
+
+class Launch(NamedTuple):
+    """One launch of the forward, compiled: `repeat` it for tensors like those it was made for."""
+
+    kernel: Any  # triton's CompiledKernel; None under the interpreter
+    blocks: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+
+    def repeat(self, queries: Tensor, documents: Tensor, scores: Tensor) -> None:
+        self.kernel[self.blocks](queries, documents, scores, *self.arguments)

@@ -1,0 +1,53 @@
+"""Where tokens lie, as kernels take it, and the small device functions that find them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Side(NamedTuple):
+    """Queries or documents: raw tensors and integers. Strides count elements."""
+
+    data: Tensor
+    count: int  # type: ignore[assignment]  # hides tuple.count, on purpose
+    length: int  # tokens of one item: all of them (padded) or at most (ragged)
+    rows: int  # token rows of a ragged buffer, else 0
+    per_group: int  # items of one group: a query's candidates, else all
+    group: int  # from one group to the next
+    item: int  # from one item of a group to the next
+    row: int
+    col: int
+    starts: Tensor | None
+    ends: Tensor | None
+    consecutive: bool
+    mask: Tensor | None
+    mask_group: int
+    mask_item: int
+    mask_row: int
+
+
+@triton.jit
+def span(n, starts, ends, length, rows):
+    """First row and number of tokens of item n: of a ragged side clamped into its buffer, of a padded one 0 and all."""
+    if starts is None:
+        start = n * 0
+        tokens = start + length
+    else:
+        start = tl.minimum(tl.maximum(tl.load(starts + n).to(tl.int64), 0), rows)
+        end = tl.minimum(tl.maximum(tl.load(ends + n).to(tl.int64), start), rows)
+        tokens = tl.minimum(end - start, length)
+    return start, tokens
+
+
+@triton.jit
+def base(n, start, starts, per_group, group, item, row):
+    """Offset in elements of item n's first token, from `span`'s start."""
+    if starts is None:
+        offset = (n // per_group) * group + (n % per_group) * item
+    else:
+        offset = start * row
+    return offset

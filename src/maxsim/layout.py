@@ -1,0 +1,326 @@
+"""Every accepted form of queries and documents becomes one `Tokens`, checked once; two of them make a `Problem`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .packed import Packed, Views, as_tensor
+
+Array: TypeAlias = Tensor | np.ndarray
+TokensLike: TypeAlias = Array | Packed | Views | Sequence[Any] | Iterable[Any]
+MaskLike: TypeAlias = Array | Sequence[Any] | None
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One side of a problem: `count` items, item n holding the rows of `data` that belong to it.
+
+    Padded: `data` is `[N, L, D]` or, for candidates, `[NQ, K, L, D]` (count = NQ·K), any strides; `starts` is None.
+    Ragged: `data` is `[T, D]`; item n is `data[starts[n]:ends[n]]`, and `consecutive` says that items follow one
+    another. `max_length` bounds an item's tokens. `mask` is boolean with the shape `data.shape[:-1]`, True = keep, or
+    None.
+    """
+
+    data: Tensor
+    count: int
+    max_length: int
+    starts: Tensor | None = None
+    ends: Tensor | None = None
+    consecutive: bool = False
+    mask: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        return self.data.shape[-1]
+
+    @property
+    def ragged(self) -> bool:
+        return self.starts is not None
+
+    @property
+    def columns(self) -> int:
+        """Token rows of all items: the width of a winners table. Items that may overlap get `max_length` each."""
+        return self.data.shape[0] if self.consecutive else self.count * self.max_length
+
+    def to(self, device: torch.device) -> Tokens:
+        if self.data.device == device:
+            return self
+
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=True)
+
+        return dataclasses.replace(
+            self,
+            data=self.data.to(device, non_blocking=True),
+            starts=move(self.starts),
+            ends=move(self.ends),
+            mask=move(self.mask),
+        )
+
+    def slice(self, low: int, high: int) -> Tokens:
+        """Items low to high, without copying tokens."""
+        if self.starts is not None and self.ends is not None:
+            return dataclasses.replace(
+                self, count=high - low, starts=self.starts[low:high], ends=self.ends[low:high], consecutive=False
+            )
+        mask = None if self.mask is None else self.mask[low:high]
+        return dataclasses.replace(self, data=self.data[low:high], count=high - low, mask=mask)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to score: every query with every document, the given `pairs`, or `per_query` own documents of each query.
+
+    `pairs` is int64 `[P, 2]` (query, document). With `per_query` = K > 0, document p belongs to query p // K.
+    """
+
+    queries: Tokens
+    documents: Tokens
+    pairs: Tensor | None = None
+    per_query: int = 0
+    masked_zero: bool = False
+    normalize: bool = False
+
+    @property
+    def grid(self) -> bool:
+        return self.pairs is None and not self.per_query
+
+    @property
+    def device(self) -> torch.device:
+        return self.documents.data.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.documents.data.dtype
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the backend's result: `[NQ, ND]` for a grid, else `[P]`."""
+        if self.grid:
+            return (self.queries.count, self.documents.count)
+        return (self.documents.count if self.pairs is None else self.pairs.shape[0],)
+
+    @property
+    def winners_shape(self) -> tuple[int, int]:
+        """`[ND, TQ]` for a grid (a column a query token), else `[P, LQ]`."""
+        if self.grid:
+            return (self.documents.count, self.queries.columns)
+        return (self.shape[0], self.queries.max_length)
+
+    @property
+    def winners_dtype(self) -> torch.dtype:
+        """Two bytes hold an index where no document has more than 65,535 tokens (read as unsigned: 65,535 is none)."""
+        return torch.int16 if self.documents.max_length <= 65535 else torch.int32
+
+    def with_data(self, queries: Tensor, documents: Tensor) -> Problem:
+        return dataclasses.replace(
+            self,
+            queries=dataclasses.replace(self.queries, data=queries),
+            documents=dataclasses.replace(self.documents, data=documents),
+        )
+
+
+def make_problem(
+    queries: TokensLike,
+    documents: TokensLike,
+    query_mask: MaskLike = None,
+    document_mask: MaskLike = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+    pairs: Array | Sequence[Any] | None = None,
+    pairwise: bool = False,
+) -> Problem:
+    """Checks and converts the arguments of the public functions. `pairwise`: for `score_pairs`."""
+    if masked not in ("exclude", "zero"):
+        raise ValueError(f"masked must be 'exclude' or 'zero', got {masked!r}")
+    q, q_nested = _tokens(queries, query_mask, "queries")
+    d, per_query = _tokens(documents, document_mask, "documents")
+    if q_nested is not None:
+        raise ValueError("queries must be [NQ, LQ, D], [LQ, D] or a flat list of [LQ, D], got one level too many")
+    q, d = _agree(q, d)
+    if pairwise:
+        if per_query is not None:
+            raise ValueError("score_pairs takes documents [ND, LD, D] or a flat list, got candidates per query")
+        pair_index, per_query = _pairs(pairs, q.count, d.count, d.data.device)
+    else:
+        pair_index = None
+        if per_query is not None and d.count != q.count * per_query:
+            lists = d.count // per_query if per_query else 0
+            raise ValueError(f"candidates: expected one list of documents for each of {q.count} queries, got {lists}")
+    return Problem(q, d, pair_index, per_query or 0, masked == "zero", bool(normalize))
+
+
+def _tokens(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, int | None]:
+    """→ tokens, and K where the value holds K documents for each query."""
+    if isinstance(value, (Packed, Views)):
+        return _from_ragged(value, mask, side), None
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = list(value)
+    if isinstance(value, (Tensor, np.ndarray)):
+        tensor = as_tensor(value, side)
+        if tensor.is_nested:
+            return _from_nested(tensor, mask, side), None
+        return _from_padded(tensor, mask, side)
+    if isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable):
+        raise TypeError(
+            f"{side} must be a tensor, an array, a list of them, Packed or Views, got {type(value).__name__}"
+        )
+    items = list(value)
+    if items and isinstance(items[0], (list, tuple)):
+        return _from_nested_lists(items, mask, side)
+    if items and all(getattr(item, "ndim", 0) == 3 for item in items):  # a list of [K, L, D]: candidates per query
+        return _from_nested_lists([list(item) for item in items], mask, side)
+    return _from_list(items, mask, side), None
+
+
+def _from_padded(tensor: Tensor, mask: MaskLike, side: str) -> tuple[Tokens, int | None]:
+    if tensor.ndim not in (2, 3, 4):
+        raise ValueError(f"{side} must have shape [N, L, D] or [L, D] (or [NQ, K, L, D]), got {list(tensor.shape)}")
+    given = None if mask is None else _bool(mask, side, tensor.device)
+    if given is not None and given.shape != tensor.shape[:-1]:
+        raise ValueError(
+            f"{side} mask must have shape {list(tensor.shape[:-1])} for {side} of shape {list(tensor.shape)}, "
+            f"got {list(given.shape)}"
+        )
+    if tensor.ndim == 2:
+        tensor = tensor[None]
+        given = None if given is None else given[None]
+    per_query = tensor.shape[1] if tensor.ndim == 4 else None
+    count = tensor.shape[0] if per_query is None else tensor.shape[0] * per_query
+    if per_query == 0 or (per_query is not None and tensor.shape[0] == 0):
+        # without candidates there is nothing a K could divide
+        tensor = tensor.flatten(0, 1)
+        given = None if given is None else given.flatten(0, 1)
+    return Tokens(tensor, count, tensor.shape[-2], mask=given), per_query
+
+
+def _from_ragged(value: Packed | Views, mask: MaskLike, side: str) -> Tokens:
+    tokens = value.tokens
+    given = None if mask is None else _bool(mask, side, tokens.device)
+    if given is not None and given.shape != tokens.shape[:1]:
+        raise ValueError(f"{side} mask must have one entry a token, [{tokens.shape[0]}], got {list(given.shape)}")
+    return Tokens(tokens, len(value), value.max_length, value.starts, value.ends, isinstance(value, Packed), given)
+
+
+def _from_nested(tensor: Any, mask: MaskLike, side: str) -> Tokens:
+    if tensor.layout != torch.jagged or tensor.ndim != 3:
+        raise ValueError(f"nested {side} must have the jagged layout and shape [N, *, D]")
+    if mask is not None and isinstance(mask, Tensor) and mask.is_nested:
+        mask = mask.values()
+    lengths = tensor.lengths()
+    if lengths is None:
+        return _from_ragged(Packed(tensor.values(), tensor.offsets()), mask, side)
+    return _from_ragged(Views(tensor.values(), tensor.offsets()[:-1], lengths), mask, side)
+
+
+def _from_list(items: list[Any], mask: MaskLike, side: str) -> Tokens:
+    tensors = [as_tensor(item, f"{side}[{i}]") for i, item in enumerate(items)]
+    for i, item in enumerate(tensors):
+        if item.ndim != 2:
+            raise ValueError(
+                f"{side}[{i}] must have shape [L, D], got {list(item.shape)}; "
+                "expected a list of [L, D], a list of such lists, or one [N, L, D]"
+            )
+        first = tensors[0]
+        if item.shape[1] != first.shape[1]:
+            raise ValueError(f"{side}[{i}] has width {item.shape[1]}, {side}[0] has {first.shape[1]}")
+        if item.dtype != first.dtype:
+            raise TypeError(f"{side}[{i}] is {item.dtype}, {side}[0] is {first.dtype}: cast them to one dtype")
+        if item.device != first.device:
+            raise ValueError(f"{side}[{i}] is on {item.device}, {side}[0] is on {first.device}")
+    if not tensors:
+        return Tokens(torch.empty(0, 0), 0, 0, mask=None)
+    packed = Packed.from_list(tensors)
+    if mask is not None and not (isinstance(mask, (Tensor, np.ndarray)) and mask.ndim == 1):
+        mask = _list_mask(mask, [len(item) for item in tensors], side)
+    return _from_ragged(packed, mask, side)
+
+
+def _from_nested_lists(items: list[Any], mask: MaskLike, side: str) -> tuple[Tokens, int]:
+    counts = {len(inner) for inner in items}
+    if len(counts) > 1:
+        raise ValueError(f"every query needs as many candidates as the others, got lists of {sorted(counts)}")
+    if mask is not None and not isinstance(mask, (Tensor, np.ndarray)):
+        mask = [m for inner in mask for m in inner]
+    return _from_list([item for inner in items for item in inner], mask, side), counts.pop()
+
+
+def _list_mask(mask: Any, lengths: list[int], side: str) -> Tensor:
+    """A mask an item (or one padded [N, L]) → one entry a token."""
+    rows = list(mask)
+    if len(rows) != len(lengths):
+        raise ValueError(f"{side} mask must have one row for each of {len(lengths)} {side}, got {len(rows)}")
+    padded = isinstance(mask, (Tensor, np.ndarray))
+    kept = []
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        row = _bool(row, f"{side}[{i}]", None)
+        if row.shape != ((max(lengths),) if padded else (length,)):
+            expected = f"[{len(lengths)}, {max(lengths)}] in all" if padded else f"[{length}]"
+            raise ValueError(f"{side}[{i}] mask must have shape {expected}, got {list(row.shape)}")
+        kept.append(row[:length])
+    return torch.cat(kept)
+
+
+def _bool(mask: Any, side: str, device: torch.device | None) -> Tensor:
+    tensor = torch.from_numpy(np.array(mask)) if not isinstance(mask, Tensor) else mask
+    if tensor.dtype != torch.bool:
+        raise TypeError(f"{side} mask must be boolean (True = keep), got {tensor.dtype}: use mask.bool()")
+    return tensor if device is None else tensor.to(device, non_blocking=True)
+
+
+def _agree(q: Tokens, d: Tokens) -> tuple[Tokens, Tokens]:
+    """Same dtype, width and device on both sides; an empty list takes those of the other side."""
+    if q.data.shape == (0, 0):
+        q = dataclasses.replace(q, data=d.data.new_empty(0, 0, max(d.width, 1)))
+    if d.data.shape == (0, 0):
+        d = dataclasses.replace(d, data=q.data.new_empty(0, 0, max(q.width, 1)))
+    for side, tokens in (("queries", q), ("documents", d)):
+        if tokens.data.dtype not in FLOATS:
+            raise TypeError(
+                f"{side} must be float16, bfloat16, float32 or float64, got {tokens.data.dtype}; "
+                "integer codes mean nothing without their scales"
+            )
+        if tokens.width == 0:
+            raise ValueError(f"{side} must have at least one column, got shape {list(tokens.data.shape)}")
+    if q.data.dtype != d.data.dtype:
+        raise TypeError(
+            f"queries are {q.data.dtype} and documents {d.data.dtype}: cast one, for example queries.to({d.data.dtype})"
+        )
+    if q.width != d.width:
+        raise ValueError(f"queries have width {q.width} and documents {d.width}")
+    return q.to(d.data.device), d
+
+
+def _pairs(pairs: Any, NQ: int, ND: int, device: torch.device) -> tuple[Tensor | None, int]:
+    """→ the pairs on the documents' device, or None and K = 1 where query i goes with document i."""
+    if pairs is None:
+        if NQ != ND:
+            raise ValueError(f"without pairs, query i is scored with document i: got {NQ} queries, {ND} documents")
+        return None, 1
+    index = pairs if isinstance(pairs, Tensor) else torch.as_tensor(np.asarray(pairs))
+    if index.numel() == 0 and index.ndim == 1:
+        index = index.new_empty((0, 2)).long()
+    if index.ndim != 2 or index.shape[1] != 2:
+        raise ValueError(f"pairs must have shape [P, 2] (query, document), got {list(index.shape)}")
+    if index.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"pairs must be int32 or int64, got {index.dtype}")
+    if index.shape[0] and (NQ == 0 or ND == 0):
+        raise ValueError(f"{index.shape[0]} pairs but {NQ} queries and {ND} documents")
+    if index.device.type == "cpu" and index.shape[0]:
+        low, high = index.amin(0).tolist(), index.amax(0).tolist()
+        if low[0] < 0 or low[1] < 0 or high[0] >= NQ or high[1] >= ND:
+            raise ValueError(f"pairs must lie in 0..{NQ - 1} and 0..{ND - 1}, got {low} to {high}")
+    return index.to(device=device, dtype=torch.int64, non_blocking=True).contiguous(), 0

@@ -1,0 +1,165 @@
+"""The public scoring functions: arguments in, one `Problem`, one backend, a tensor out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import plans
+from .autograd import differentiable_scores, run
+from .dispatch import select
+from .layout import Array, MaskLike, Problem, TokensLike, make_problem
+
+
+class Matches(NamedTuple):
+    """Which document token each query token matched, and how well.
+
+    index: int64 `[NQ, ND, LQ]` (candidates: `[NQ, K, LQ]`), −1 where nothing, or a masked zero, wins, and for masked
+        query tokens.
+    similarity: float32 of the same shape; exactly the terms summed in the score (0 for masked query tokens).
+    """
+
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, on purpose
+    similarity: Tensor
+
+
+def score(
+    queries: TokensLike,
+    documents: TokensLike,
+    query_mask: MaskLike = None,
+    document_mask: MaskLike = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    """Late-interaction scores, `Σ_i max_j ⟨q_i, d_j⟩`, of every query with every document. Differentiable in both.
+
+    Args:
+        queries: `[NQ, LQ, D]`, one `[LQ, D]`, a list of `[L_i, D]` (torch or numpy), `Packed`, `Views` or a jagged
+            nested tensor, in float16, bfloat16 or float32 (float64 on the CPU). They move to the documents' device.
+        documents: the same forms and dtype; or candidates of each query, `[NQ, K, LD, D]` or a list of lists. Never
+            moved or copied, but a list costs one packed copy.
+        query_mask: boolean, True = keep, any pattern: `[NQ, LQ]`, for a list one mask an item, for `Packed` and `Views`
+            `[T]`.
+        document_mask: the same for documents (`[NQ, K, LD]` with candidates).
+        masked: "exclude": masked document tokens take no part. "zero": they compete with similarity 0, as padding with
+            zero vectors does.
+        normalize: score unit vectors (each token divided by its L2 norm, a zero token stays zero).
+        backend: "cpu" or "triton"; None takes the fastest that serves the problem exactly.
+
+    Returns:
+        float32 (float64 for float64 inputs) `[NQ, ND]`, with candidates `[NQ, K]`, on the documents' device. A document
+        without kept tokens scores −inf; a query without kept tokens 0 (−inf against an empty document). May be
+        overwritten in place.
+
+    Raises:
+        TypeError: dtypes that differ or are not floats, masks that are not boolean.
+        ValueError: wrong shapes, widths that differ, unknown `masked`.
+        UnsupportedError: no backend, or not the one asked for, serves the problem; says why.
+
+    The formula is equation 3 of ColBERT (Khattab and Zaharia, arXiv 2004.12832).
+    """
+    key = None
+    if query_mask is None and document_mask is None and masked == "exclude":
+        key = plans.key(queries, documents, normalize, backend)
+        plan = plans.recall(key)
+        if plan is not None:
+            return plan(queries, documents)  # type: ignore[arg-type]  # a key is for tensors
+    problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
+    if key is None:
+        return _grid(differentiable_scores(problem, backend), problem)
+    result = run(problem, backend)
+    plans.remember(key, result.again)
+    return _grid(result.scores, problem)
+
+
+def score_pairs(
+    queries: TokensLike,
+    documents: TokensLike,
+    pairs: Array | None = None,
+    query_mask: MaskLike = None,
+    document_mask: MaskLike = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    """Scores of chosen (query, document) pairs. Differentiable in both.
+
+    Args:
+        pairs: int `[P, 2]`, (query, document) a row, in any order, repeats allowed. None: query i with document i.
+        the others: as for `score`.
+
+    Returns:
+        float32 `[P]`, each with the bits that `score` gives that pair.
+
+    Raises:
+        as `score`; ValueError also for pairs out of range (checked where they are on the CPU, clamped on a GPU).
+    """
+    problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize, pairs, pairwise=True)
+    return differentiable_scores(problem, backend)
+
+
+def matches(
+    queries: TokensLike,
+    documents: TokensLike,
+    query_mask: MaskLike = None,
+    document_mask: MaskLike = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+    backend: str | None = None,
+) -> Matches:
+    """Which document token each query token matched: the explanation of a score, token by token. Not differentiable.
+
+    Arguments and errors as for `score`. Equal similarities: the lowest document token wins. An item of a ragged form
+    that is shorter than the longest query is filled with index −1 and similarity 0.
+    """
+    with torch.no_grad():
+        problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
+        result = run(problem, backend, winners=True, maxima=True)
+        assert result.winners is not None
+        assert result.maxima is not None
+        index = result.winners.long()
+        if result.winners.dtype == torch.int16:
+            index = torch.where(index == -1, index, index & 0xFFFF)
+        return Matches(_per_token(index, problem, -1), _per_token(result.maxima, problem, 0))
+
+
+def backend_for(
+    queries: TokensLike,
+    documents: TokensLike,
+    query_mask: MaskLike = None,
+    document_mask: MaskLike = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+) -> str:
+    """The name of the backend that `score` would take for these arguments ("cpu" or "triton"). Errors as for
+    `score`."""
+    problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
+    return select(problem).NAME
+
+
+def _grid(scores: Tensor, problem: Problem) -> Tensor:
+    return scores.view(problem.queries.count, problem.per_query) if problem.per_query else scores
+
+
+def _per_token(table: Tensor, problem: Problem, fill: Any) -> Tensor:
+    """A winners table (`Problem.winners_shape`) → `[NQ, ND or K, LQ]`."""
+    q = problem.queries
+    if problem.per_query:
+        return table.view(q.count, problem.per_query, q.max_length)
+    ND = problem.documents.count
+    if not q.consecutive:
+        return table.view(ND, q.count, q.max_length).transpose(0, 1)
+    assert q.starts is not None
+    assert q.ends is not None
+    longest = int((q.ends - q.starts).max()) if q.count else 0
+    position = torch.arange(longest, device=table.device)
+    column = (q.starts[:, None] + position).clamp(max=max(q.columns - 1, 0))
+    if q.columns == 0:
+        return table.new_full((q.count, ND, 0), fill)
+    inside = position < (q.ends - q.starts)[:, None]
+    return torch.where(
+        inside[:, None], table[:, column].transpose(0, 1), torch.full((), fill, dtype=table.dtype, device=table.device)
+    )

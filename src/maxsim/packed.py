@@ -1,0 +1,165 @@
+"""Ragged tokens without padding: `Packed` (items follow one another) and `Views` (items anywhere in a buffer)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def as_tensor(value: Any, what: str) -> Tensor:
+    """A tensor as it is; a numpy array without a copy where it can be shared, bfloat16 of ml_dtypes included."""
+    if isinstance(value, Tensor):
+        if value.layout not in (torch.strided, torch.jagged):
+            raise TypeError(f"{what} must be a dense tensor, got layout {value.layout}")
+        return value
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{what} must be a torch tensor or a numpy array, got {type(value).__name__}")
+    if value.dtype.name == "bfloat16":
+        return as_tensor(value.view(np.uint16), what).view(torch.bfloat16)
+    if value.dtype.kind not in "fiub":
+        raise TypeError(f"{what} must hold floats, got numpy {value.dtype}")
+    if not value.flags.writeable or any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
+        value = np.array(
+            value, dtype=value.dtype.newbyteorder("=")
+        )  # torch takes only writable, forward, native arrays
+    return torch.from_numpy(value)
+
+
+def _index(value: Any, what: str) -> Tensor:
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    if tensor.ndim != 1:
+        raise ValueError(f"{what} must have one dimension, got shape {list(tensor.shape)}")
+    if tensor.dtype not in (torch.int32, torch.int64):
+        if tensor.numel():
+            raise TypeError(f"{what} must be int32 or int64, got {tensor.dtype}")
+        tensor = tensor.long()
+    return tensor
+
+
+def _matrix(tokens: Any) -> Tensor:
+    tensor = as_tensor(tokens, "tokens")
+    if tensor.ndim != 2:
+        raise ValueError(f"tokens must have shape [T, D], got {list(tensor.shape)}")
+    return tensor
+
+
+class Packed:
+    """Items one after another: item i is `tokens[offsets[i]:offsets[i + 1]]`.
+
+    Args:
+        tokens: `[T, D]`, torch or numpy.
+        offsets: `[N + 1]`, int32 or int64, from 0 to T, never falling. Best given on the CPU: it is then checked, the
+            longest item is known, and it moves to the tokens' device once, here.
+        max_length: a bound on the tokens of one item. Worth giving where the offsets are on a GPU, since reading them
+            would wait for the device; without it T is assumed, which costs memory where winners are kept.
+        validate: check offsets that live on a GPU (waits for the device). Unchecked, they are clamped, never read out
+            of bounds.
+
+    Raises:
+        ValueError: wrong shapes; offsets that do not start at 0, fall, or do not end at T; an item longer than
+            `max_length`.
+        TypeError: offsets that are not int32 or int64.
+    """
+
+    __slots__ = ("ends", "max_length", "offsets", "starts", "tokens")
+
+    def __init__(self, tokens: Any, offsets: Any, max_length: int | None = None, *, validate: bool = False):
+        self.tokens = _matrix(tokens)
+        T = self.tokens.shape[0]
+        given = _index(offsets, "offsets")
+        if given.numel() == 0:
+            raise ValueError("offsets must have N + 1 entries, at least the 0 they start with")
+        longest = T
+        if validate or given.device.type == "cpu":
+            lengths = given.diff()
+            first, last = int(given[0]), int(given[-1])
+            if first != 0:
+                raise ValueError(f"offsets must start at 0, got {first}")
+            if lengths.numel() and int(lengths.min()) < 0:
+                at = int((lengths < 0).nonzero()[0])
+                raise ValueError(f"offsets must not fall: offsets[{at}] = {int(given[at])}, then {int(given[at + 1])}")
+            if last != T:
+                raise ValueError(f"offsets must end at the number of tokens, {T}, got {last}")
+            longest = int(lengths.max()) if lengths.numel() else 0
+        self.max_length = _bound(max_length, longest, validate or given.device.type == "cpu")
+        self.offsets = given.to(self.tokens.device, non_blocking=True).contiguous()
+        self.starts = self.offsets[:-1]
+        self.ends = self.offsets[1:]
+
+    @classmethod
+    def from_list(cls, items: Sequence[Any]) -> Packed:
+        """Packs a list of `[L_i, D]` (one copy; gradients flow back to the items)."""
+        tensors = [as_tensor(item, f"items[{i}]") for i, item in enumerate(items)]
+        if not tensors:
+            raise ValueError("cannot pack an empty list: its width is unknown")
+        offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64)
+        torch.cumsum(torch.tensor([item.shape[0] for item in tensors]), 0, out=offsets[1:])
+        return cls(torch.cat(tensors), offsets)
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    def __repr__(self) -> str:
+        return (
+            f"Packed({len(self)} items, tokens {list(self.tokens.shape)} {self.tokens.dtype} on {self.tokens.device})"
+        )
+
+
+class Views:
+    """Items anywhere in a resident buffer, in any order, overlapping or not: item i is `tokens[starts[i]:starts[i] +
+    lengths[i]]`.
+
+    Args:
+        tokens: `[T, D]`, torch or numpy; never copied or moved.
+        starts: `[N]`, int32 or int64.
+        lengths: `[N]`, int32 or int64.
+        max_length: as for `Packed`.
+        validate: as for `Packed`.
+
+    Raises:
+        ValueError: wrong shapes, a negative length, an item that leaves the buffer.
+        TypeError: starts or lengths that are not int32 or int64.
+    """
+
+    __slots__ = ("ends", "max_length", "starts", "tokens")
+
+    def __init__(
+        self, tokens: Any, starts: Any, lengths: Any, max_length: int | None = None, *, validate: bool = False
+    ):
+        self.tokens = _matrix(tokens)
+        T = self.tokens.shape[0]
+        first, count = _index(starts, "starts"), _index(lengths, "lengths")
+        if first.shape != count.shape:
+            raise ValueError(f"starts and lengths must agree, got {list(first.shape)} and {list(count.shape)}")
+        if first.device != count.device:
+            raise ValueError(f"starts are on {first.device}, lengths on {count.device}")
+        ends = first.long() + count
+        checked = validate or first.device.type == "cpu"
+        longest = 0 if checked else T
+        if checked and first.numel():
+            if int(count.min()) < 0:
+                raise ValueError(f"lengths must not be negative, got {int(count.min())}")
+            if int(first.min()) < 0 or int(ends.max()) > T:
+                raise ValueError(f"items must lie in 0..{T}, got {int(first.min())} to {int(ends.max())}")
+            longest = int(count.max())
+        self.max_length = _bound(max_length, longest, checked)
+        self.starts = first.long().to(self.tokens.device, non_blocking=True).contiguous()
+        self.ends = ends.to(self.tokens.device, non_blocking=True).contiguous()
+
+    def __len__(self) -> int:
+        return self.starts.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Views({len(self)} items into {list(self.tokens.shape)} {self.tokens.dtype} on {self.tokens.device})"
+
+
+def _bound(max_length: int | None, longest: int, checked: bool) -> int:
+    if max_length is None:
+        return longest
+    if max_length < 0 or (checked and max_length < longest):
+        raise ValueError(f"max_length is {max_length}, the longest item has {longest} tokens")
+    return min(max_length, longest)

@@ -1,0 +1,96 @@
+"""The oracle: float64, plain loops, one line of the contract after another. Slow on purpose; imports nothing of
+ours."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def similarities(query: np.ndarray, document: np.ndarray, normalize: bool = False) -> np.ndarray:
+    """`[LQ, D]` and `[LD, D]` → float64 `[LQ, LD]` inner products, of unit vectors where `normalize` (a zero row stays
+    zero)."""
+    query, document = np.asarray(query, np.float64), np.asarray(document, np.float64)
+    if normalize:
+        query = query / np.maximum(np.sqrt((query**2).sum(-1, keepdims=True)), 1e-12)
+        document = document / np.maximum(np.sqrt((document**2).sum(-1, keepdims=True)), 1e-12)
+    with np.errstate(invalid="ignore"):
+        return np.array([[float(np.sum(q * d)) for d in document] for q in query]).reshape(len(query), len(document))
+
+
+def best(row: np.ndarray, mask: np.ndarray | None, masked: str) -> tuple[float, int]:
+    """One query token's similarities → the largest and where: the first of equals; −1 for nothing and for a masked
+    zero."""
+    value, where, found = -math.inf, -1, False
+    for j, similarity in enumerate(row):
+        keep = mask is None or bool(mask[j])
+        if not keep and masked == "exclude":
+            continue
+        candidate = float(similarity) if keep else 0.0
+        if math.isnan(value):
+            break
+        if not found or candidate > value or math.isnan(candidate):
+            value, where, found = candidate, (j if keep else -1), True
+    return value, where
+
+
+def matches(
+    query: np.ndarray,
+    document: np.ndarray,
+    query_mask: np.ndarray | None = None,
+    document_mask: np.ndarray | None = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """→ index int64 `[LQ]`, similarity float64 `[LQ]`; −1 and 0 for masked query tokens."""
+    index, value = np.full(len(query), -1, np.int64), np.zeros(len(query))
+    rows = similarities(query, document, normalize)
+    for i, row in enumerate(rows):
+        if query_mask is None or query_mask[i]:
+            value[i], index[i] = best(row, document_mask, masked)
+    return index, value
+
+
+def score(
+    query: np.ndarray,
+    document: np.ndarray,
+    query_mask: np.ndarray | None = None,
+    document_mask: np.ndarray | None = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+) -> float:
+    """One query `[LQ, D]` against one document `[LD, D]`: Σ_i max_j ⟨q_i, d_j⟩ over the kept tokens."""
+    has_tokens = len(document) > 0 if masked == "zero" or document_mask is None else bool(np.any(document_mask))
+    if not has_tokens:
+        return -math.inf
+    _, value = matches(query, document, query_mask, document_mask, masked, normalize)
+    total = 0.0
+    for v in value:
+        total += v
+    return total
+
+
+def gradients(
+    query: np.ndarray,
+    document: np.ndarray,
+    index: np.ndarray,
+    upstream: float = 1.0,
+    normalize: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients of `upstream · score` given the winners `index` `[LQ]` (−1: none) → float64 `[LQ, D]`, `[LD, D]`."""
+    query, document = np.asarray(query, np.float64), np.asarray(document, np.float64)
+    grad_query, grad_document = np.zeros_like(query), np.zeros_like(document)
+    for i, j in enumerate(index):
+        if j < 0:
+            continue
+        q, d = query[i], document[j]
+        if not normalize:
+            grad_query[i] += upstream * d
+            grad_document[j] += upstream * q
+            continue
+        q_norm, d_norm = max(math.sqrt((q**2).sum()), 1e-12), max(math.sqrt((d**2).sum()), 1e-12)
+        q, d = q / q_norm, d / d_norm
+        grad_query[i] += upstream * (d - (q @ d) * q) / q_norm
+        grad_document[j] += upstream * (q - (q @ d) * d) / d_norm
+    return grad_query, grad_document

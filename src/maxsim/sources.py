@@ -1,0 +1,131 @@
+"""Reading texts: a file or a folder → documents with an id, a text and the place where they stand.
+
+    file.jsonl, file.ndjson   one JSON object a line with "id" (str or int) and "text"; other fields become metadata
+    any other file            one document a line, its id is "name:line"; lines of white space only are skipped
+    folder                    every .txt file below it is one document, its id is its path in the folder ("a/b.txt");
+                              .jsonl and .ndjson files below it are read as above, other files are not read
+
+Files are UTF-8, with or without a byte order mark. Text that is empty where a document should be is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+JSON_LINES = (".jsonl", ".ndjson")
+
+
+class SourceError(ValueError):
+    """A text that cannot be read; the message names the file and the line."""
+
+
+class Text(NamedTuple):
+    """One document; `place` is "file:line" or "file"."""
+
+    id: str | int
+    text: str
+    metadata: dict[str, Any] | None
+    place: str
+
+
+def read(path: str | Path) -> Iterator[Text]:
+    """The documents of a file or folder, folders in the order of their paths; one line is in memory at a time.
+
+    Raises:
+        SourceError: missing or empty, not UTF-8, not JSON, without an id or text, an id that comes twice (names both
+            places).
+    """
+    path = Path(path)
+    places: dict[str | int, str] = {}
+    for text in _read_any(path):
+        _check_values(text)
+        if text.id in places:
+            raise SourceError(f"{text.place}: id {text.id!r} was already used at {places[text.id]}")
+        places[text.id] = text.place
+        yield text
+    if not places:
+        kinds = "no .txt, .jsonl or .ndjson file" if path.is_dir() else "no text"
+        raise SourceError(f"{path}: holds {kinds}")
+
+
+def _read_any(path: Path) -> Iterable[Text]:
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise SourceError(f"{path}: no such file or folder")
+    return _read_json_lines(path) if path.suffix.lower() in JSON_LINES else _read_lines(path)
+
+
+def _read_folder(folder: Path) -> Iterator[Text]:
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        if path.suffix.lower() in JSON_LINES:
+            yield from _read_json_lines(path)
+        elif path.suffix.lower() == ".txt":
+            text = "".join(line for _, line in _lines(path))
+            if not text.strip():
+                raise SourceError(f"{path}: the file is empty")
+            yield Text(path.relative_to(folder).as_posix(), text.strip(), None, str(path))
+
+
+def _read_lines(path: Path) -> Iterator[Text]:
+    for number, line in _lines(path):
+        if line.strip():
+            yield Text(f"{path.name}:{number}", line.strip(), None, f"{path}:{number}")
+
+
+def _read_json_lines(path: Path) -> Iterator[Text]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            record = json.loads(line, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{place}: not JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise SourceError(f'{place}: expected an object with "id" and "text", got {type(record).__name__}')
+        for field in ("id", "text"):
+            if field not in record:
+                raise SourceError(f'{place}: no "{field}"; the line has {", ".join(record) or "no fields"}')
+        id, text = record.pop("id"), record.pop("text")
+        if isinstance(id, bool) or not isinstance(id, (str, int)):
+            raise SourceError(f"{place}: an id must be a string or a whole number, got {json.dumps(id)}")
+        if not isinstance(text, str) or not text.strip():
+            raise SourceError(f"{place}: the text of id {id!r} is empty or not a string")
+        yield Text(id, text, record or None, place)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _check_values(text: Text) -> None:
+    """What JSON and file names can hold but a corpus cannot."""
+    for value in (text.id, text.text):
+        if isinstance(value, str):
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError:
+                raise SourceError(f"{ascii(text.place)[1:-1]}: half a surrogate pair is not Unicode text") from None
+        elif not -(2**63) <= value < 2**63:
+            raise SourceError(f"{text.place}: the id {value} does not fit in 64 bits")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers from 1, split at line feeds only; the byte order mark is dropped."""
+    position = 0
+    try:
+        with open(path, "rb") as file:
+            for number, raw in enumerate(file, 1):
+                try:
+                    line = raw.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    bad, offset = raw[error.start], position + error.start
+                    raise SourceError(f"{path}:{number}: not UTF-8: byte 0x{bad:02x} at offset {offset}") from None
+                yield number, line.removeprefix("\ufeff") if number == 1 else line
+                position += len(raw)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error

@@ -1,0 +1,98 @@
+"""The best documents of each query, in memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .autograd import run
+from .layout import MaskLike, Problem, TokensLike, make_problem
+
+CHUNK_BYTES = 16 << 20  # scores and keys of one chunk of documents
+
+
+class TopK(NamedTuple):
+    """scores: `[NQ, min(k, ND)]`, falling; indices: int64 of the same shape. −inf and −1 where there is no further
+    hit."""
+
+    scores: Tensor
+    indices: Tensor
+
+
+def topk(
+    queries: TokensLike,
+    documents: TokensLike,
+    k: int,
+    query_mask: MaskLike = None,
+    document_mask: MaskLike = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+    backend: str | None = None,
+) -> TopK:
+    """The k best documents of each query: score descending, then document index ascending. Not differentiable.
+
+    Args:
+        k: at least 0; beyond the number of documents it gives them all.
+        the others: as for `score`, without candidates.
+
+    Documents without kept tokens are never hits, and a query without kept tokens has none. `[NQ, ND]` scores are never
+    held: documents are scored in chunks, whose size changes no hit.
+
+    Raises:
+        ValueError: negative k; candidates per query.
+        as `score`.
+    """
+    if k < 0:
+        raise ValueError(f"k must not be negative, got {k}")
+    with torch.no_grad():
+        problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
+        if problem.per_query:
+            raise ValueError("topk takes documents [ND, LD, D] or a flat list, got candidates per query")
+        return top_documents(problem, k, backend)
+
+
+def top_documents(problem: Problem, k: int, backend: str | None = None) -> TopK:
+    """`topk` of a checked problem."""
+    NQ, ND = problem.shape
+    k = min(k, ND)
+    scores = torch.empty(NQ, 0, dtype=problem.result_dtype, device=problem.device)
+    indices = torch.empty(NQ, 0, dtype=torch.int64, device=problem.device)
+    blank = _empty_queries(problem)
+    step = max(1, CHUNK_BYTES // (12 * max(NQ, 1)))
+    for low in range(0, ND if k else 0, step):
+        high = min(low + step, ND)
+        part = Problem(
+            problem.queries,
+            problem.documents.slice(low, high),
+            masked_zero=problem.masked_zero,
+            normalize=problem.normalize,
+        )
+        found = run(part, backend).scores
+        if blank is not None:
+            found = found.masked_fill(blank[:, None], float("-inf"))
+        index = torch.arange(low, high, device=problem.device).expand(NQ, -1)
+        scores, indices = merge(torch.cat([scores, found], 1), torch.cat([indices, index], 1), k)
+    return TopK(scores, indices.masked_fill(scores == float("-inf"), -1))
+
+
+def merge(scores: Tensor, indices: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best columns of each row, equal scores in the order of the columns: `[NQ, N]` twice → `[NQ, min(k, N)]`
+    twice."""
+    # sort, not topk: topk leaves the order of equal scores open
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return scores.gather(1, order), indices.gather(1, order)
+
+
+def _empty_queries(problem: Problem) -> Tensor | None:
+    """True for queries without a kept token, or None where there is none."""
+    q = problem.queries
+    if q.starts is None or q.ends is None:
+        if q.mask is not None:
+            return ~q.mask.any(1)
+        return torch.ones(q.count, dtype=torch.bool, device=problem.device) if q.max_length == 0 else None
+    if q.mask is None:
+        return q.ends <= q.starts
+    kept = torch.cat([q.mask.new_zeros(1, dtype=torch.int64), q.mask.cumsum(0)])
+    return kept[q.ends] == kept[q.starts]

@@ -1,0 +1,159 @@
+"""Compiles what the library launches, for an NVIDIA card that is not there, and prints what ptxas says of it: one
+JSON line a kernel.
+
+An active driver that only names the target, and launches that stop after compiling: so a case is an ordinary call
+on CPU tensors, and
+what is compiled is what a card would run. Usage: python compile_driver.py CAPABILITY [CASE ...]
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+
+class CompileOnlyDriver:
+    launcher_cls = None
+
+    def __init__(self, capability: int):
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, name: str) -> str:
+        return name
+
+
+def compiled_only(found: list[tuple[str, object]]) -> None:
+    """Every launch of this process compiles, is put into `found`, and goes no further."""
+    run = JITFunction.run
+
+    def warm(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        found.append((self.__name__, kernel))
+        return kernel
+
+    JITFunction.run = warm
+
+
+def ptxas(ptx: str) -> dict[str, int]:
+    """Registers a thread, and bytes spilled."""
+    arch = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE).group(1)
+    tool = get_ptxas(int(re.search(r"\d+", arch).group())).path  # a release carries several, for other versions of PTX
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [tool, "-v", f"-arch={arch}", source, "-o", source.with_suffix(".cubin")]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", said).group(1)),
+        "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", said))),
+    }
+
+
+def tokens(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def cases() -> dict[str, Callable[[], object]]:
+    """One call for each path through the kernels: few and many query rows, wide and odd rows, ragged, masked,
+    pairs, gradients."""
+    import maxsim
+    from maxsim.backends import triton as backend
+
+    backend.unsupported = lambda problem: ()
+    half, brain, single = torch.float16, torch.bfloat16, torch.float32
+
+    def score(q, d, *args, precision="highest", **options):
+        torch.set_float32_matmul_precision(precision)
+        return maxsim.score(q, d, *args, backend="triton", **options)
+
+    def packed(dtype, count=6, D=128):
+        return maxsim.Packed(tokens(count * 40, D, dtype=dtype), range(0, count * 40 + 1, 40))
+
+    def train(dtype, q, d, **options):
+        def call():
+            leaves = [x.requires_grad_() for x in (q(), d())]
+            score(*leaves, **options).sum().backward()
+
+        return call
+
+    def train_packed():
+        leaf = tokens(240, 128, dtype=brain).requires_grad_()
+        documents = maxsim.Packed(leaf, range(0, 241, 40))
+        score(
+            documents, documents, torch.ones(240, dtype=torch.bool), torch.ones(240, dtype=torch.bool)
+        ).sum().backward()
+
+    def train_pairs():
+        q, d = (tokens(4, 20, 128, dtype=brain).requires_grad_() for _ in range(2))
+        maxsim.score_pairs(q, d, backend="triton").sum().backward()
+
+    mask = torch.ones(4, 300, dtype=torch.bool)
+    return {
+        "text": lambda: score(tokens(1, 32, 128), tokens(4, 300, 128)),
+        "page": lambda: score(tokens(1, 1024, 128), tokens(4, 1024, 128)),
+        "page-bfloat16": lambda: score(tokens(1, 1024, 128, dtype=brain), tokens(4, 1024, 128, dtype=brain)),
+        "queries": lambda: score(tokens(128, 32, 128), tokens(4, 300, 128)),
+        "short-documents": lambda: score(tokens(1, 32, 128), tokens(16384, 8, 128)),
+        "masked": lambda: score(tokens(2, 32, 128), tokens(4, 300, 128), torch.ones(2, 32, dtype=torch.bool), mask),
+        "masked-zero": lambda: score(tokens(2, 32, 128), tokens(4, 300, 128), None, mask, "zero"),
+        "normalize": lambda: score(tokens(2, 32, 128), tokens(4, 300, 128), normalize=True),
+        "ragged": lambda: score(tokens(1, 32, 128), packed(half)),
+        "ragged-both": lambda: score(packed(brain), packed(brain)),
+        "matches": lambda: maxsim.matches(tokens(2, 128, 128), tokens(4, 300, 128), backend="triton"),
+        "odd": lambda: score(tokens(2, 32, 77), tokens(4, 300, 77)),
+        "wide": lambda: score(tokens(2, 128, 1024), tokens(4, 300, 1024)),
+        "candidates": lambda: score(tokens(2, 32, 128), tokens(2, 4, 300, 128)),
+        "float32-highest": lambda: score(tokens(1, 128, 128, dtype=single), tokens(4, 300, 128, dtype=single)),
+        "float32-high": lambda: score(
+            tokens(1, 128, 128, dtype=single), tokens(4, 300, 128, dtype=single), precision="high"
+        ),
+        "float32-medium": lambda: score(
+            tokens(1, 128, 128, dtype=single), tokens(4, 300, 128, dtype=single), precision="medium"
+        ),
+        "train": train(brain, lambda: tokens(4, 32, 128, dtype=brain), lambda: tokens(4, 300, 128, dtype=brain)),
+        "train-wide-normalize": train(half, lambda: tokens(4, 32, 1024), lambda: tokens(4, 300, 1024), normalize=True),
+        "train-packed": train_packed,
+        "train-pairs": train_pairs,
+    }
+
+
+def main() -> None:
+    capability, wanted = int(sys.argv[1]), sys.argv[2:]
+    driver.set_active(CompileOnlyDriver(capability))
+    found: list[tuple[str, object]] = []
+    compiled_only(found)
+    known = cases()
+    for case in wanted or known:
+        found.clear()
+        known[case]()
+        for name, kernel in found:
+            row = {"case": case, "kernel": name, "capability": capability, "shared": kernel.metadata.shared}
+            print(json.dumps(row | ptxas(kernel.asm["ptx"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

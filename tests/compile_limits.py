@@ -1,0 +1,15 @@
+"""What the compile lane asks of the kernels; apart from the driver, which needs Triton."""
+
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # capability → KiB of shared memory that a block may use
+CASES = (
+    "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
+    "ragged-both",
+    "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
+    "train", "train-wide-normalize", "train-packed", "train-pairs",
+)  # fmt: skip
+# Forward without winners at the usual widths: where a spill would show in the time (measured 2026-11-29: none).
+NEVER_SPILL = (
+    "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
+    "odd",
+    "candidates", "float32-highest", "float32-high", "float32-medium", "train-pairs",
+)  # fmt: skip

@@ -1,0 +1,47 @@
+"""An encoder without a model: a word is a fixed vector of whole numbers. As a script: the command with that encoder."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+DIM = 16
+
+
+class WordEncoder:
+    def __init__(self, name: str = "minilm", pause: float = 0.0) -> None:
+        self.name, self.dim, self.pause = name, DIM, pause
+
+    def documents(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> list[torch.Tensor]:
+        result = []
+        for text in texts:
+            result.append(torch.tensor([vector(word) for word in self.document_tokens(text)]).reshape(-1, DIM))
+            time.sleep(self.pause)
+            if progress:
+                progress(1)
+        return result
+
+    queries = documents
+
+    def document_tokens(self, text: str) -> list[str]:
+        return text.lower().split()
+
+    query_tokens = document_tokens
+
+
+def vector(word: str) -> list[float]:
+    rng = random.Random(word)
+    return [float(rng.randint(-3, 3)) for _ in range(DIM)]
+
+
+if __name__ == "__main__":
+    from maxsim import cli, encode, indexing
+
+    pause = float(sys.argv.pop(1))
+    encode.load = lambda name="minilm", device=None: WordEncoder(name, pause)
+    indexing.BATCH_DOCUMENTS = 8
+    cli.main()

@@ -1,0 +1,164 @@
+"""The rules of DESIGN.md, walked: imports point down only, every room keeps to its own, public names are documented."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pathlib
+
+import pytest
+
+import maxsim
+
+ROOT = pathlib.Path(maxsim.__file__).parent
+FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
+
+# From the ground up; a room sees those below it, and a folder sees itself (but no backend another).
+LAYERS = [
+    {"errors", "reference", "precision", "packed", "kernels", "sources", "plans"},
+    {"layout", "result", "encode"},
+    {"backends", "corpus"},
+    {"dispatch"},
+    {"autograd"},
+    {"ops", "topk"},
+    {"search"},
+    {"indexing"},
+    {"bench"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+SAME_LEVEL = {("plans", "precision"), ("layout", "result"), ("result", "plans")}
+ALONE = {
+    "reference": set(),
+    "kernels": {"kernels"},
+    "corpus": {"corpus", "errors", "packed"},
+    "errors": set(),
+}
+
+
+def imports(path: pathlib.Path) -> set[str]:
+    """Rooms of ours that a file imports, wherever in the file, and other packages by their first name in quotes."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.add(
+                    alias.name.split(".")[1] if alias.name.startswith("maxsim.") else f"'{alias.name.split('.')[0]}'"
+                )
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            parts = (node.module or "").split(".")
+            if parts[0] == "maxsim":
+                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+            else:
+                found.add(f"'{parts[0]}'")
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - (node.level - 1)]
+            whole = (*above, *(node.module.split(".") if node.module else ()))
+            found |= {whole[0]} if whole else {alias.name for alias in node.names}
+    return found
+
+
+def room(name: str) -> str:
+    return name.split("/")[0]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_point_down(name):
+    own = room(name)
+    assert own in LEVEL, f"{own} has no layer: give it one here and say so in DESIGN.md"
+    for other in imports(FILES[name]):
+        if other.startswith("'") or other == own:
+            continue
+        if other == "'maxsim'" or other not in LEVEL:
+            assert own in ("bench", "cli", "__main__"), f"{name} imports {other}: public names, not for the road itself"
+            continue
+        assert LEVEL[other] < LEVEL[own] or (own, other) in SAME_LEVEL, f"{name} imports {other}, which is not below it"
+        assert own not in ALONE or other in ALONE[own], f"{name} must not know {other}"
+
+
+def test_backends_never_import_each_other():
+    names = {name.split("/")[1] for name in FILES if room(name) == "backends"} - {"__init__"}
+    assert {"cpu", "triton"} <= names
+    for name in names:
+        tree = ast.parse(FILES[f"backends/{name}"].read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                seen = {(node.module or "").split(".")[0]} | {alias.name for alias in node.names}
+                assert not seen & (names - {name}), f"backends/{name} imports {seen & names}"
+
+
+def test_triton_only_in_its_rooms():
+    users = {name for name, path in FILES.items() if "'triton'" in imports(path)}
+    assert all(room(name) == "kernels" or name == "backends/triton" or room(name) == "bench" for name in users), users
+    assert "backends/triton" in users
+
+
+def test_only_autograd_knows_ctx():
+    users = {name for name, path in FILES.items() if "torch.autograd.Function" in path.read_text()}
+    assert {name for name in users if room(name) != "bench"} == {"autograd"}
+
+
+def test_no_autotuner_and_no_float_atomics():
+    for name, path in FILES.items():
+        if room(name) not in ("bench",):
+            text = path.read_text()
+            assert "triton.autotune" not in text and "atomic_add" not in text, name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_stay_small_and_say_what_they_are(name):
+    text = FILES[name].read_text()
+    assert len(text.splitlines()) <= 400, f"{name} is too long for one job"
+    assert not text.strip() or ast.get_docstring(ast.parse(text)) or name.endswith("__main__"), (
+        f"{name} says nothing of itself"
+    )
+
+
+EXPORTED = [
+    "Corpus", "Matches", "Packed", "TopK", "UnsupportedError", "Views",
+    "backend_for", "matches", "score", "score_pairs", "topk",
+]  # fmt: skip
+
+
+def test_public_names():
+    assert maxsim.__all__ == sorted(maxsim.__all__)
+    assert set(EXPORTED) <= set(maxsim.__all__)
+    assert set(maxsim.__all__) == set(EXPORTED), "a new public name: document it, and list it here"
+    assert (ROOT / "py.typed").exists()
+    assert maxsim.__version__
+    with pytest.raises(AttributeError, match="no_such_name"):
+        maxsim.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_public_names_are_documented(name):
+    public = getattr(maxsim, name)
+    assert inspect.getdoc(public), name
+    if inspect.isfunction(public):
+        hints = inspect.signature(public)
+        assert hints.return_annotation is not inspect.Signature.empty
+        assert all(p.annotation is not inspect.Parameter.empty for p in hints.parameters.values())
+
+
+SCORE = ["queries", "documents", "query_mask", "document_mask", "masked", "normalize", "backend"]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("score", SCORE),
+        ("matches", SCORE),
+        ("backend_for", SCORE[:-1]),
+        ("score_pairs", ["queries", "documents", "pairs", *SCORE[2:]]),
+        ("topk", ["queries", "documents", "k", *SCORE[2:]]),
+    ],
+)
+def test_signatures(name, parameters):
+    """The order that callers rely on, and the defaults of the contract."""
+    found = inspect.signature(getattr(maxsim, name)).parameters
+    assert list(found) == parameters
+    assert found["masked"].default == "exclude"
+    assert found["normalize"].default is False
+    assert all(found[mask].default is None for mask in ("query_mask", "document_mask"))

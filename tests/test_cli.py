@@ -1,0 +1,270 @@
+"""The command, in this process and as a program of its own: results, resuming, errors, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import DIM, WordEncoder
+from typer.testing import CliRunner
+
+from maxsim import cli, encode, indexing
+from maxsim.search import Corpus
+
+TEXTS = ["the cat sat", "a dog ran far", "red green blue", "the dog sat"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(encode, "load", lambda name="minilm", device=None: WordEncoder(name))
+    Path("texts").write_text("\n".join(TEXTS))
+
+    def invoke(*arguments, code=0):
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    return invoke
+
+
+def test_index_search_info_check(run):
+    assert "added 4 documents (0 were there already)" in run("index", "texts", "store").stdout
+    result = run("search", "store", "dog sat", "-k", "2")
+    assert [line.split()[2] for line in result.stdout.splitlines()] == ["texts:4", "texts:2"]
+    assert "the dog sat" in result.stdout
+    assert "documents  4" in run("info", "store").stdout
+    assert "store is sound" in run("check", "store").stdout
+
+
+def test_json(run):
+    made = json.loads(run("index", "texts", "store", "--json", "--dtype", "bfloat16").stdout)
+    assert (made["added"], made["skipped"], made["documents"]) == (4, 0, 4)
+    Path("q.jsonl").write_text('{"id": 7, "text": "blue"}\n{"id": "ü", "text": "cat"}')
+    found = json.loads(run("search", "store", "dog", "--queries", "q.jsonl", "-k", "1", "--json", "--explain").stdout)
+    assert [(r.get("id"), r["query"], r["hits"][0]["id"]) for r in found] == [
+        (None, "dog", "texts:2"),
+        (7, "blue", "texts:3"),
+        ("ü", "cat", "texts:1"),
+    ]
+    hit = found[1]["hits"][0]
+    assert hit["text"] == "red green blue"
+    assert hit["matches"] == [{"query": "blue", "document": "blue", "similarity": hit["score"]}]
+    facts = json.loads(run("info", "store", "--json").stdout)
+    assert (facts["documents"], facts["dim"], facts["dtype"], facts["encoder"]) == (4, DIM, "bfloat16", "minilm")
+    assert json.loads(run("check", "store", "--json").stdout) == {"sound": True, "problems": []}
+
+
+def test_nothing_found(run):
+    run("index", "texts", "store")
+    assert json.loads(run("search", "store", "dog", "-k", "0", "--json").stdout) == [{"query": "dog", "hits": []}]
+    assert run("search", "store", " ").stdout == "no hits\n"
+
+
+def test_same_command_again_adds_what_is_new(run):
+    run("index", "texts", "store")
+    assert "added 0 documents (4 were there already)" in run("index", "texts", "store").stdout
+    with open("texts", "a") as file:
+        file.write("\none more")
+    assert "added 1 documents (4 were there already)" in run("index", "texts", "store").stdout
+
+
+def test_changed_text_is_an_error_and_changes_nothing(run):
+    run("index", "texts", "store")
+    Path("texts").write_text("\n".join(["new first line", *TEXTS]))
+    result = run("index", "texts", "store", code=1)
+    assert "texts:1: the corpus holds another text under the id 'texts:1'" in result.stderr
+    assert len(Corpus.open("store")) == 4
+
+
+def test_batches_are_committed(run, monkeypatch):
+    monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(cli.track, "EVERY_SECONDS", 0)
+    result = run("index", "texts", "store")
+    assert result.stderr.splitlines()[1].startswith("encoding: 2 of 4, ")
+    assert Corpus.open("store").info().segments == 4
+
+
+def test_interrupt_in_the_middle(run, monkeypatch):
+    monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    real, calls = WordEncoder.documents, []
+
+    def stopping(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WordEncoder, "documents", stopping)
+        result = run("index", "texts", "store", code=130)
+    assert "stopped; store holds 2 documents, run the same command to go on" in result.stderr
+    assert "added 2 documents (2 were there already)" in run("index", "texts", "store").stdout
+    assert Corpus.open("store").ids() == [f"texts:{n}" for n in range(1, 5)]
+
+
+def test_errors_are_one_line(run, monkeypatch):
+    run("index", "texts", "store")
+    Corpus.create("plain", DIM)
+    Corpus.create("wide", DIM + 1, encoder="minilm")
+    Path("bad.jsonl").write_text("{")
+    Path("full").mkdir()
+    Path("full", "letter").touch()
+    cases = [
+        (["search", "nowhere", "x"], "nowhere is not a corpus"),
+        (["info", "texts"], "texts is not a corpus"),
+        (["index", "nothing", "store"], "nothing: no such file"),
+        (["index", "bad.jsonl", "store"], "bad.jsonl:1: not JSON"),
+        (["index", "texts", "full"], "full is not empty (it holds letter)"),
+        (["index", "texts", "store", "--model", "other"], "was made with model minilm, not other"),
+        (["index", "texts", "store", "--dtype", "float32"], "was made with dtype float16, not float32"),
+        (["search", "plain", "x"], "does not say which model"),
+        (["search", "wide", "x"], f"has width {DIM}, wide holds {DIM + 1}"),
+        (["index", "texts", "wide"], f"has width {DIM}, wide holds {DIM + 1}"),
+    ]
+    for arguments, message in cases:
+        result = run(*arguments, code=1)
+        assert message in result.stderr
+        assert result.stdout == ""
+        assert len(result.stderr.splitlines()) == 1
+    next(Path("store", "segments").iterdir()).unlink()
+    assert "missing, expected" in run("search", "store", "x", code=1).stderr
+
+    def too_small(*arguments):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Corpus, "open", too_small)
+    assert "try --device cpu" in run("search", "store", "x", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["search", "store"],
+        ["search", "store", "x", "-k", "-1"],
+        ["search", "store", "x", "-k", "many"],
+        ["search", "store", "x", "--device", "abacus"],
+        ["search", "store", "x", "--device", "cuda:99"],
+        ["search", "store", "x", "--device", "meta"],
+        ["index", "texts"],
+        ["index", "texts", "other", "--dtype", "int3"],
+        ["dance"],
+        ["info", "store", "--jso"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(run, arguments):
+    run("index", "texts", "store")
+    run(*arguments, code=2)
+    assert not Path("other").exists()
+
+
+def test_a_damaged_corpus_is_not_sound(run):
+    run("index", "texts", "store")
+    path = next(Path("store", "segments").iterdir())
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert "checksum" in run("check", "store", code=1).stdout
+    assert json.loads(run("check", "store", "--json", code=1).stdout)["sound"] is False
+
+
+def test_bench_is_passed_on(run):
+    assert "--contenders" in run("bench", "--help").output
+    run("bench", "no such suite", code=2)
+
+
+def program(*arguments, pause=None, **options):
+    """`python -m maxsim`, or the command with the encoder of the tests."""
+    start = ["-m", "maxsim"] if pause is None else [str(Path(__file__).parent / "fakes.py"), str(pause)]
+    return subprocess.Popen(
+        [sys.executable, *start, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        **options,
+    )
+
+
+def test_python_m_maxsim(tmp_path, environment):
+    Corpus.create(tmp_path / "store", DIM).add(["ü"], [torch.ones(1, DIM)])
+    with program("info", tmp_path / "store", "--json", env=environment) as process:
+        out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out)["documents"] == 1
+    with program("search", tmp_path, "x", env=environment) as process:
+        out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert err == f"maxsim: {tmp_path} is not a corpus: it has no catalogue.sqlite\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_ctrl_c_and_on_again(tmp_path, environment):
+    (tmp_path / "texts").write_text("\n".join(f"text number {n}" for n in range(200)))
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    arguments = ["index", tmp_path / "texts", tmp_path / "store"]
+    with program(*arguments, pause=0.05, env=environment, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while not ((tmp_path / "store").exists() and list((tmp_path / "store").rglob("*.safetensors"))):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    assert "run the same command to go on" in err
+    held = len(Corpus.open(tmp_path / "store"))
+    assert 8 <= held < 200
+    with program(*arguments, "--json", pause=0, env=environment) as process:
+        out, err = process.communicate(timeout=60)
+    assert json.loads(out)["skipped"] == held
+    assert Corpus.open(tmp_path / "store").ids() == [f"texts:{n}" for n in range(1, 201)]
+    assert Corpus.open(tmp_path / "store").check() == []
+    assert "encoding: " in err
+    assert "\r" not in err
+    assert "\x1b" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pseudo-terminals")
+def test_bar_on_a_terminal(tmp_path, environment):
+    import pty
+
+    (tmp_path / "texts").write_text("one\ntwo")
+    environment.update(PYTHONPATH=os.pathsep.join(sys.path), TERM="xterm", COLUMNS="80")
+    controller, terminal = pty.openpty()
+    script = [sys.executable, Path(__file__).parent / "fakes.py", "0", "index", tmp_path / "texts", tmp_path / "store"]
+    with subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=terminal) as process:
+        os.close(terminal)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(controller, 4096)
+            except OSError:  # Linux ends a pseudo-terminal so
+                break
+            if not piece:
+                break
+            seen += piece
+        assert process.wait() == 0
+    os.close(controller)
+    assert b"2/2" in seen
+    assert b"\x1b[?25h" in seen  # the cursor is shown again
+
+
+def test_a_reader_that_leaves_early(tmp_path, environment):
+    corpus = Corpus.create(tmp_path / "store", DIM)
+    corpus.add(range(2000), [torch.ones(1, DIM)] * 2000, texts=["x" * 90] * 2000)
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    with program("search", tmp_path / "store", "x", "-k", "2000", "--model", "m", pause=0, env=environment) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+    assert err == ""

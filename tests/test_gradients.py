@@ -1,0 +1,382 @@
+"""Autograd: any upstream gradient, any subset of inputs, ties, reuse, autocast, chunked training; exact where
+integers allow."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from forms import build, expected, expected_grads, make_side
+from lanes import integers, interpreter_when, random
+from test_exact import same
+
+import maxsim
+from maxsim import dispatch
+
+NQ, ND, LQ, LD, D = 4, 6, 3, 9, 16
+
+
+def half(lane, dtype, **others):
+    return dtype == torch.float16
+
+
+def problem(lane, dtype, seed=0):
+    q = integers(seed, NQ, LQ, D, dtype=dtype, device=lane.device)
+    d = integers(seed + 1, ND, LD, D, dtype=dtype, device=lane.device)
+    return q.requires_grad_(), d.requires_grad_()
+
+
+def plain(q, d):
+    """Autograd's own gradients, ties to the lowest index: `max` over one dimension picks one, here made sure to be
+    the first."""
+    similarity = torch.einsum("qid,njd->qnij", q.double(), d.double())
+    first = (similarity == similarity.amax(-1, keepdim=True)).int().argmax(-1, keepdim=True)
+    return similarity.gather(-1, first).sum((-1, -2))
+
+
+UPSTREAMS = {
+    "sum": lambda s: s.sum(),
+    "transposed": lambda s: s.T[::2].sum(),
+    "strided": lambda s: (s * torch.arange(-7, 5, device=s.device).repeat(4)[: 2 * s.numel()][::2].view_as(s)).sum(),
+    "column": lambda s: s[:, 1].sum() * 2,
+    "mean": lambda s: s.mean() * s.numel(),
+    "diagonal": lambda s: s.diagonal().sum() - s.flip(1).diagonal().sum(),
+}
+
+
+@interpreter_when(lambda upstream, **others: half(**others) and upstream in ("sum", "transposed"))
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+def test_any_upstream(lane, dtype, upstream):
+    """Case 54: stride 0, transposed, every other row."""
+    q, d = problem(lane, dtype)
+    a, b = (x.detach().clone().requires_grad_() for x in (q, d))
+    UPSTREAMS[upstream](lane.score(q, d)).backward()
+    UPSTREAMS[upstream](plain(a, b)).backward()
+    assert torch.equal(q.grad, a.grad)
+    assert torch.equal(d.grad, b.grad)
+
+
+def test_upstream_tensors_as_they_lie(lane, dtype):
+    """Expanded, strided and transposed gradients handed over directly."""
+    q, d = problem(lane, dtype)
+    wide = integers(5, NQ, 2 * ND, device=lane.device)
+    for given in (
+        wide[:, ::2],
+        wide[:, 1:2].expand(NQ, ND),
+        wide[:1, :ND].expand(NQ, ND),
+        integers(6, ND, NQ, device=lane.device).T,
+    ):
+        scores = lane.score(q, d)
+        found = torch.autograd.grad(scores, (q, d), given.to(scores))
+        wanted = torch.autograd.grad(lane.score(q, d), (q, d), given.to(scores).contiguous())
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+        a, b = (x.detach().requires_grad_() for x in (q, d))
+        exact = torch.autograd.grad(plain(a, b), (a, b), given.double())
+        assert all(torch.equal(x, y) for x, y in zip(found, exact, strict=True))
+
+
+@interpreter_when(half)
+@pytest.mark.parametrize(("of_q", "of_d"), [*itertools.product([False, True], repeat=2)])
+def test_only_what_is_needed(lane, dtype, of_q, of_d):
+    """Case 56."""
+    q, d = problem(lane, dtype)
+    wanted = torch.autograd.grad(lane.score(q, d).sum(), (q, d))
+    a, b = q.detach().requires_grad_(of_q), d.detach().requires_grad_(of_d)
+    scores = lane.score(a, b)
+    assert scores.requires_grad == (of_q or of_d)
+    if scores.requires_grad:
+        scores.sum().backward()
+    assert torch.equal(a.grad, wanted[0]) if of_q else a.grad is None
+    assert torch.equal(b.grad, wanted[1]) if of_d else b.grad is None
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_winners_are_kept_only_for_a_gradient(lane, mode, monkeypatch):
+    """Case 56: nothing saved where nobody will ask."""
+    module, asked = dispatch._load(lane.backend), []
+    forward = module.forward
+
+    def spy(problem, winners, maxima):
+        asked.append(winners)
+        return forward(problem, winners, maxima)
+
+    monkeypatch.setattr(module, "forward", spy)
+    q, d = problem(lane, torch.float32)
+    with mode():
+        scores = lane.score(q, d)
+    assert not scores.requires_grad
+    assert asked == [False]
+    lane.score(q.detach(), d.detach())
+    assert asked == [False, False]
+    lane.score(q, d)
+    assert asked == [False, False, True]
+
+
+def test_inference_tensors(lane, dtype):
+    with torch.inference_mode():
+        q, d = (x.detach() for x in problem(lane, dtype))
+        found = lane.score(q * 1, d * 1)
+    assert torch.equal(found, lane.score(q, d))
+
+
+@interpreter_when(half)
+@pytest.mark.parametrize("LD", [2, 40, 300])
+def test_ties_go_to_the_first(lane, dtype, LD):
+    """Case 60: within a tile and across tiles; the whole gradient, once."""
+    q = torch.zeros(1, 2, 16, dtype=dtype, device=lane.device)
+    q[0, :, 0] = 1
+    d = torch.zeros(2, LD, 16, dtype=dtype, device=lane.device)
+    d[0, [0, LD - 1], 0] = 1
+    d[1, [LD // 2, LD - 1], 0] = 1
+    d.requires_grad_()
+    lane.score(q, d).sum().backward()
+    wanted = torch.zeros_like(d)
+    wanted[0, 0, 0] = wanted[1, LD // 2, 0] = 2
+    assert torch.equal(d.grad, wanted)
+
+
+@interpreter_when(half)
+@pytest.mark.parametrize(("LQ", "LD"), [(1, 1), (76, 1), (1, 76)])
+def test_short_sides(lane, dtype, LQ, LD):
+    """Case 19."""
+    q, d = (
+        integers(1, 1, LQ, D, dtype=dtype, device=lane.device),
+        integers(2, 1, LD, D, dtype=dtype, device=lane.device),
+    )
+    q.requires_grad_(), d.requires_grad_()
+    lane.score(q, d).backward()
+    if LD == 1:
+        assert torch.equal(q.grad, d.detach().expand_as(q))
+        assert torch.equal(d.grad, q.detach().sum(1, keepdim=True))
+    else:
+        best = int((d.double() @ q.double()[0, 0])[0].argmax())
+        assert torch.equal(q.grad[0, 0], d[0, best])
+        assert int(d.grad.ne(0).any(-1).sum()) == 1
+
+
+@interpreter_when(half)
+def test_shared_upstream_is_left_alone(lane, dtype):
+    """Case 63."""
+    q, d = problem(lane, dtype)
+    g = integers(9, NQ, ND, device=lane.device).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    kept = g.clone()
+    first, second = lane.score(q, d), lane.score(q, d)
+    one = torch.autograd.grad(first, (q, d), g)
+    two = torch.autograd.grad(second, (q, d), g)
+    assert torch.equal(g, kept)
+    for x, y in zip(one, two, strict=True):
+        assert torch.equal(x, y)
+        assert x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()
+        assert x.untyped_storage().data_ptr() != g.untyped_storage().data_ptr()
+
+
+def test_two_backwards(lane, dtype):
+    q, d = problem(lane, dtype)
+    scores = lane.score(q, d)
+    scores.sum().backward(retain_graph=True)
+    once = q.grad.clone(), d.grad.clone()
+    scores.sum().backward()
+    assert torch.equal(q.grad, 2 * once[0])
+    assert torch.equal(d.grad, 2 * once[1])
+    with pytest.raises(RuntimeError, match="second time"):
+        scores.sum().backward()
+
+
+def test_scores_may_be_overwritten(lane, dtype):
+    q, d = problem(lane, dtype)
+    wanted = torch.autograd.grad(lane.score(q, d).mul(2).sum(), (q, d))
+    scores = lane.score(q, d)
+    scores.mul_(2)
+    loss = scores.sum()
+    found = torch.autograd.grad(loss, (q, d))
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    scores = lane.score(q, d)
+    loss = scores.sum()
+    with torch.no_grad():
+        scores.fill_(float("nan"))
+    found = torch.autograd.grad(loss, (q, d))
+    assert all(torch.equal(2 * x, y) for x, y in zip(found, wanted, strict=True))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("which", [0, 1])
+def test_overwritten_tokens_are_noticed(lane, which):
+    leaves = problem(lane, torch.float32)
+    inputs = [x * 1 for x in leaves]
+    scores = lane.score(*inputs)
+    inputs[which].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        scores.sum().backward()
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("with_more", [False, True])
+@pytest.mark.parametrize("upstream_too", [False, True])
+def test_second_derivative_raises(lane, with_more, upstream_too):
+    """Right or an error: a gradient penalty must not silently lose its own gradient, beside another loss or alone."""
+    q, d = problem(lane, torch.float32)
+    scores = lane.score(q, d)
+    given = torch.ones_like(scores).requires_grad_(upstream_too)
+    (grad,) = torch.autograd.grad(scores, q, given, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"differentiate twice|once_differentiable|second derivative"):
+        (grad.square().sum() + (q.sum() if with_more else 0)).backward()
+
+
+@interpreter_when(half)
+@pytest.mark.dtypes(torch.float16, torch.bfloat16, torch.float32)
+def test_autocast_changes_nothing(lane, dtype):
+    """Cases 64 and 65: an upstream gradient of 1e5 stays finite; dtypes stay the inputs'."""
+    amp = torch.float16 if lane.device == "cpu" and dtype == torch.float16 else torch.bfloat16
+    q, d = random(3, 2, 5, 32, dtype=dtype, device=lane.device), random(4, 3, 8, 32, dtype=dtype, device=lane.device)
+    q, d = (q * 2.0**-10).requires_grad_(), (d * 2.0**-10).requires_grad_()
+    upstream = torch.full((2, 3), 1e5, device=lane.device)
+    scores = lane.score(q, d)
+    wanted = torch.autograd.grad(scores, (q, d), upstream)
+    with torch.autocast(lane.device, amp):
+        inside = lane.score(q, d)
+        found = torch.autograd.grad(inside, (q, d), upstream)
+    late = torch.autograd.grad(lane.score(q, d), (q, d), upstream)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, scores)
+    for x, y, z in zip(found, wanted, late, strict=True):
+        assert x.dtype == dtype
+        assert torch.isfinite(x).all()
+        assert torch.equal(x, y)
+        assert torch.equal(x, z)
+
+
+@pytest.mark.interpreter
+def test_mixed_dtypes_raise_under_autocast_too(lane):
+    """Case 65: one rule everywhere, an error that names both and the cast."""
+    q, d = problem(lane, torch.float32)
+    for a, b in ((q, d.detach().half()), (q.detach().half(), d)):
+        for enabled in (False, True):
+            with (
+                torch.autocast(lane.device, torch.bfloat16, enabled=enabled),
+                pytest.raises(TypeError, match=r"\.to\("),
+            ):
+                lane.score(a, b)
+
+
+@interpreter_when(half)
+@pytest.mark.dtypes(torch.float16, torch.bfloat16)
+def test_masked_document_in_a_loss(lane, dtype):
+    """Case 15: loss and gradients finite, the masked document's exactly 0, its neighbours' bits as without it."""
+    q = (random(5, 2, 4, 32, device=lane.device) / 64).to(dtype).requires_grad_()
+    d = random(6, 3, 7, 32, dtype=dtype, device=lane.device).requires_grad_()
+    mask = torch.ones(3, 7, dtype=torch.bool, device=lane.device)
+    mask[1] = False
+    scores = lane.score(q, d, None, mask)
+    assert torch.equal(scores[:, [0, 2]], lane.score(q, d[[0, 2]]))
+    loss = torch.nn.functional.cross_entropy(scores / 0.02, torch.tensor([0, 2], device=lane.device))
+    loss.backward()
+    assert all(torch.isfinite(x).all() for x in (loss, q.grad, d.grad))
+    assert torch.equal(d.grad[1], torch.zeros_like(d.grad[1]))
+    assert d.grad[[0, 2]].any()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_cached_gradients_in_chunks(lane, dtype, chunk):
+    """Case 59: a batch in chunks, all forwards before all backwards, gives the gradients of the whole."""
+    q, d = (
+        integers(7, 8, 3, 16, dtype=dtype, device=lane.device),
+        integers(8, 8, 5, 16, dtype=dtype, device=lane.device),
+    )
+    upstream = integers(9, 8, 8, device=lane.device)
+    a, b = q.clone().requires_grad_(), d.clone().requires_grad_()
+    whole = lane.score(a, b)
+    whole.backward(upstream.to(whole))
+    x, y = q.clone().requires_grad_(), d.clone().requires_grad_()
+    parts = [(lane.score(x[low : low + chunk], y), upstream[low : low + chunk]) for low in range(0, 8, chunk)]
+    assert torch.equal(torch.cat([scores for scores, _ in parts]).detach(), whole.detach())
+    for scores, given in parts:
+        scores.backward(given.to(scores))
+    assert torch.equal(x.grad, a.grad)
+    assert torch.equal(y.grad, b.grad)
+
+
+@interpreter_when(half)
+def test_given_the_winners_the_oracle(lane, dtype):
+    """Ragged and masked, with an upstream gradient on empty documents too: those give exactly 0."""
+    q = build("packed32", make_side(1, [3, 0, 5], D, "holes"), dtype, lane.device)
+    d = build("packed64", make_side(2, [4, 0, 9, 1], D, "holes"), dtype, lane.device)
+    upstream = np.arange(12.0).reshape(3, 4) - 5
+    for leaf in (*q.leaves, *d.leaves):
+        leaf.requires_grad_()
+    scores = lane.score(q.value(), d.value(), q.mask, d.mask)
+    scores.backward(torch.tensor(upstream).to(scores))
+    _, index, _ = expected(q.seen, d.seen)
+    of_q, of_d = expected_grads(q.seen, d.seen, index, upstream)
+    assert same(q.leaves[0].grad, q.spread(of_q)[0], dtype)
+    assert same(d.leaves[0].grad, d.spread(of_d)[0], dtype)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("kind", ["grid", "pairs", "candidates"])
+def test_gradcheck(lane, kind, normalize):
+    """float64, where there is one: PyTorch's own check, at inputs without near ties."""
+    if torch.float64 not in lane.dtypes:
+        pytest.skip("no float64 in this lane")
+    q, d = (
+        random(10, 2, 3, 5, dtype=torch.float64).requires_grad_(),
+        random(11, 3, 4, 5, dtype=torch.float64).requires_grad_(),
+    )
+    calls = {
+        "grid": lambda q, d: lane.score(q, d, normalize=normalize),
+        "pairs": lambda q, d: lane.score_pairs(q, d, np.array([[0, 2], [1, 1], [0, 2]]), normalize=normalize),
+        "candidates": lambda q, d: lane.score(q, d.expand(2, 3, 4, 5), normalize=normalize),
+    }
+    assert torch.autograd.gradcheck(calls[kind], (q, d))
+
+
+def test_pairs_and_candidates_are_the_grid(lane, dtype):
+    q, d = problem(lane, dtype)
+    upstream = integers(12, NQ, ND, device=lane.device)
+    grid = lane.score(q, d)
+    wanted = torch.autograd.grad(grid, (q, d), upstream.to(grid))
+    pairs = torch.cartesian_prod(torch.arange(NQ), torch.arange(ND))
+    found = torch.autograd.grad(lane.score_pairs(q, d, pairs), (q, d), upstream.flatten().to(grid))
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    found = torch.autograd.grad(lane.score(q, d.expand(NQ, -1, -1, -1)), (q, d), upstream.to(grid))
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    found = torch.autograd.grad(lane.score(q, [list(d)] * NQ), (q, d), upstream.to(grid))
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+
+
+def test_graph_dropped_without_backward_frees_its_memory(lane):
+    """Case 98."""
+    import gc
+    import weakref
+
+    q, d = problem(lane, torch.float32)
+    scores = lane.score(q * 1, d)
+    function = weakref.ref(scores.grad_fn)
+    del scores
+    gc.collect()
+    assert function() is None
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    reason="Dynamo cannot trace the host path yet: it reads the number of threads, and dispatches in Python"
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(lane, dynamic):
+    """Cases 68 and 69: no graph break, over three shapes, with backward, equal to eager; a scale does not turn into
+    float64."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, d, scale: maxsim.score(q, d, backend=lane.backend) * scale, fullgraph=True, dynamic=dynamic
+    )
+    for n in (3, 5, 6):
+        q = integers(n, n, LQ, D, device=lane.device).requires_grad_()
+        d = integers(n + 1, n + 2, LD, D, device=lane.device).requires_grad_()
+        found = compiled(q, d, 2.0)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, 2 * lane.score(q, d))
+        grads = torch.autograd.grad(found.sum(), (q, d))
+        wanted = torch.autograd.grad(2 * lane.score(q, d).sum(), (q, d))
+        assert all(torch.equal(x, y) for x, y in zip(grads, wanted, strict=True))
