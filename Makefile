@@ -9,6 +9,7 @@ demo: setup
 test: setup
 	scripts/check
 	$(PY) -m pytest -m "not slow"
+	TRITON_INTERPRET=1 $(PY) -m pytest -m "interpreter and not slow"
 
 ci: setup
 	$(PY) -m pytest -m slow

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable
 
 import torch
-import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver

@@ -221,7 +221,7 @@ def test_second_derivative_raises(lane, with_more, upstream_too):
     scores = lane.score(q, d)
     given = torch.ones_like(scores).requires_grad_(upstream_too)
     (grad,) = torch.autograd.grad(scores, q, given, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"differentiate twice|once_differentiable|second derivative"):
+    with pytest.raises(RuntimeError, match="second derivative"):
         (grad.square().sum() + (q.sum() if with_more else 0)).backward()
 
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .dispatch import select
 from .layout import Problem
@@ -58,15 +57,37 @@ class _MaxSim(torch.autograd.Function):
         return result.scores
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         queries, documents, winners = ctx.saved_tensors
-        problem = ctx.problem.with_data(queries.detach(), documents.detach())
-        need_queries, need_documents = ctx.needs_input_grad[:2]
-        if winners.numel() == 0:
-            zeros = torch.zeros_like
-            return zeros(queries) if need_queries else None, zeros(documents) if need_documents else None, None, None
-        with _no_autocast(problem.device.type):
-            module = select(problem, ctx.backend)
-            grads = module.backward(problem, winners, grad, need_queries, need_documents)
+        grads = _Gradients.apply(queries, documents, winners, grad, ctx.problem, ctx.backend, ctx.needs_input_grad[:2])
         return *grads, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients as a function of tokens and upstream gradient, so that a second derivative, which there is none of,
+    raises instead of being lost."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        documents: Tensor,
+        winners: Tensor,
+        grad: Tensor,
+        problem: Problem,
+        backend: str | None,
+        needed: tuple[bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if winners.numel() == 0:
+            need_queries, need_documents = needed
+            return (
+                torch.zeros_like(queries) if need_queries else None,
+                torch.zeros_like(documents) if need_documents else None,
+            )
+        with _no_autocast(problem.device.type):
+            module = select(problem, backend)
+            return module.backward(problem.with_data(queries, documents), winners, grad, *needed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError("maxsim has no second derivative: the gradient of a score cannot be differentiated again")

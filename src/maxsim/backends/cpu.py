@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.cpu_maxima import Pieces, block_tokens, maxima
+from ..kernels.cpu_maxima import Run, block_tokens, maxima
 from ..kernels.cpu_product import ROWS
 from ..kernels.cpu_rows import Rows
 from ..kernels.cpu_runs import Documents, Kept, kept
@@ -96,7 +96,7 @@ def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) 
         mine = slice(*job)
         documents = d.documents(mine, problem, len(queries))
         value, place = _tables(documents, len(queries), problem, out, scratch)
-        maxima(d.rows, documents.pieces, queries, value, place, scratch)
+        maxima(d.rows, documents.pieces, [Run(0, len(value), queries)], value, place, scratch)
         value, place = documents.gather(value[:, :R], None if place is None else place[:, :R])
         total = tree.sums(value.T.contiguous())
         out.scores[group, mine] = total.masked_fill_(documents.empty, -torch.inf)
@@ -133,12 +133,9 @@ def _pairs(problem: Problem, out: Scored) -> None:
 
         documents = d.documents(of_document[chosen], problem, C)
         value, place = _tables(documents, C, problem, out, scratch)
-        first, length, rows = documents.pieces
-        edges = [*np.searchsorted(documents.owner, heads).tolist(), len(first)]
-        for n, (a, b) in enumerate(pairwise(edges)):
-            R = _up(int(asked.counts[n]))
-            mine = Pieces(first[a:b], length[a:b], rows)
-            maxima(d.rows, mine, queries[n, :R], value[a:b, :R], None if place is None else place[a:b, :R], scratch)
+        edges = pairwise([*np.searchsorted(documents.owner, heads).tolist(), len(value)])
+        runs = [Run(a, b, queries[n, : _up(int(asked.counts[n]))]) for n, (a, b) in enumerate(edges)]
+        maxima(d.rows, documents.pieces, runs, value, place, scratch)
         value, place = documents.gather(value, place)
 
         count, start = (torch.from_numpy(np.repeat(x, tails - heads))[:, None] for x in (asked.counts, begin))

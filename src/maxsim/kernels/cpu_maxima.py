@@ -9,13 +9,14 @@ last token, which changes no maximum and, since the lowest index wins, no winner
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .cpu_product import LEAST, ROWS, WIDEST, product
+from .cpu_product import LEAST, ROWS, WIDEST, Multiply, product
 from .cpu_rows import Rows
 from .cpu_threads import Scratch
 
@@ -41,22 +42,49 @@ def block_tokens(query_rows: int, width: int) -> int:
     return max(256, min(max(BLOCK // max(query_rows, ROWS), MIN_TOKENS), TOKENS // width))
 
 
+class Run(NamedTuple):
+    """Pieces `low` to `high` with query rows `queries` `[R, D]`, contiguous, R a multiple of ROWS."""
+
+    low: int
+    high: int
+    queries: Tensor
+
+
 def maxima(
-    documents: Rows, pieces: Pieces, queries: Tensor, out: Tensor, places: Tensor | None, scratch: Scratch
+    documents: Rows, pieces: Pieces, runs: Sequence[Run], out: Tensor, places: Tensor | None, scratch: Scratch
 ) -> None:
-    """Writes the largest similarities `out` `[P, R]` and, where asked, the index in the piece `places` int64 `[P,
-    R]`: the lowest of equals, the first NaN. `queries` `[R, D]`, R a multiple of ROWS; no piece is longer than
-    `block_tokens(R, D)`."""
-    R, D = queries.shape
-    if not R or not len(pieces.length):
+    """For each run writes the largest similarities `out[low:high, :R]` and, where asked, the index in the piece
+    `places[low:high, :R]`, int64: the lowest of equals, the first NaN. No piece is longer than `block_tokens(R, D)`."""
+    most = max(len(run.queries) for run in runs)
+    limit = max(block_tokens(len(run.queries), documents.width) for run in runs)
+    space = scratch.take("similarities", (max(limit, LEAST) * min(most, WIDEST),), documents.dtype)
+    multiply = product(documents.dtype, documents.width)
+    ranks = None if places is None else torch.arange(limit, 0, -1, dtype=documents.dtype, device="cpu")[:, None]
+    for run in runs:
+        _maxima(documents, pieces, run, out, places, scratch, multiply, space, ranks)
+
+
+def _maxima(
+    documents: Rows,
+    pieces: Pieces,
+    run: Run,
+    out: Tensor,
+    places: Tensor | None,
+    scratch: Scratch,
+    multiply: Multiply,
+    space: Tensor,
+    ranks: Tensor | None,
+) -> None:
+    R = len(run.queries)
+    if not R or run.low == run.high:
         return
-    multiply = product(queries.dtype, D)
-    limit = block_tokens(R, D)
-    parts = [(low, min(R, low + WIDEST), queries[low : low + WIDEST].T) for low in range(0, R, WIDEST)]
-    space = scratch.take("similarities", (max(limit, LEAST) * min(R, WIDEST),), queries.dtype)
-    ranks = None if places is None else torch.arange(limit, 0, -1, dtype=queries.dtype, device="cpu")[:, None]
-    whole = _in_place(documents, pieces)
-    for chosen, width in _blocks(pieces.length, limit, SLACK // R):
+    first, length = pieces.first[run.low : run.high], pieces.length[run.low : run.high]
+    out = out[run.low : run.high]
+    if places is not None:
+        places = places[run.low : run.high]
+    parts = [(low, min(R, low + WIDEST), run.queries[low : low + WIDEST].T) for low in range(0, R, WIDEST)]
+    whole = _in_place(documents, first, length, pieces.rows)
+    for chosen, width in _blocks(length, block_tokens(R, documents.width), SLACK // R):
         if whole is not None and isinstance(chosen, slice) and (chosen.stop - chosen.start) * width >= LEAST:
             n = chosen.stop - chosen.start
             tokens = whole[chosen.start * width : chosen.stop * width]
@@ -64,9 +92,9 @@ def maxima(
                 # reads them into cache in order; the product reads several rows at a time and waits longer for memory
                 tokens.sum()
         else:
-            first, length = pieces.first[chosen], pieces.length[chosen]
-            n = len(first)
-            tokens = documents.block(_rows(first, length, width, pieces.rows), scratch)
+            rows = _rows(first[chosen], length[chosen], width, pieces.rows)
+            n = len(first[chosen])
+            tokens = documents.block(rows, scratch)
         m = tokens.shape[0]
         target = chosen if isinstance(chosen, slice) else torch.from_numpy(chosen)
         for low, high, part in parts:
@@ -107,20 +135,20 @@ def _blocks(length: np.ndarray, limit: int, slack: int) -> list[tuple[slice | np
     return blocks
 
 
-def _in_place(documents: Rows, pieces: Pieces) -> Tensor | None:
+def _in_place(documents: Rows, first: np.ndarray, length: np.ndarray, rows: np.ndarray | None) -> Tensor | None:
     """All rows as a view, where pieces of one length follow one another and rows can be read as they are."""
-    if pieces.rows is not None or not documents.in_place or documents.flat is None:
+    if rows is not None or not documents.in_place or documents.flat is None:
         return None
-    rows = _slice(pieces.first, pieces.length, int(pieces.length[0]))
-    return None if rows is None else documents.flat[rows]
+    found = _slice(first, length, int(length[0]))
+    return None if found is None else documents.flat[found]
 
 
 def _slice(first: np.ndarray, length: np.ndarray, width: int) -> slice | None:
     """The rows of pieces of length `width` that follow one another, else None."""
     start, count = int(first[0]), len(first)
-    if int(first[-1]) != start + (count - 1) * width or bool(
-        (length != width).any() or (np.diff(first) != width).any()
-    ):
+    if int(length[0]) != width or int(first[-1]) != start + (count - 1) * width:
+        return None
+    if count > 1 and bool((length != width).any() or (np.diff(first) != width).any()):
         return None
     return slice(start, start + count * width)
 
