@@ -168,7 +168,8 @@ def _tokens(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, int |
     if isinstance(value, (Packed, Views)):
         return _from_ragged(value, mask, side), None
     if isinstance(value, np.ndarray) and value.dtype == object:
-        value = list(value)
+        # of items of one length numpy makes a block of Python floats, whose dtype is lost: float32 then
+        value = list(value) if value.ndim == 1 else value.astype(np.float32)
     if isinstance(value, (Tensor, np.ndarray)):
         tensor = as_tensor(value, side)
         if tensor.is_nested:

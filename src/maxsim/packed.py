@@ -137,15 +137,16 @@ class Views:
             raise ValueError(f"starts and lengths must agree, got {list(first.shape)} and {list(count.shape)}")
         if first.device != count.device:
             raise ValueError(f"starts are on {first.device}, lengths on {count.device}")
-        ends = first.long() + count
         checked = validate or first.device.type == "cpu"
         longest = 0 if checked else T
         if checked and first.numel():
-            if int(count.min()) < 0:
-                raise ValueError(f"lengths must not be negative, got {int(count.min())}")
-            if int(first.min()) < 0 or int(ends.max()) > T:
-                raise ValueError(f"items must lie in 0..{T}, got {int(first.min())} to {int(ends.max())}")
-            longest = int(count.max())
+            shortest, longest = int(count.min()), int(count.max())
+            if shortest < 0:
+                raise ValueError(f"lengths must not be negative, got {shortest}")
+            low, high = int(first.min()), int(first.max())
+            if low < 0 or high > T or longest > T or int((first.long() + count).max()) > T:
+                raise ValueError(f"items must lie in 0..{T}, got starts {low} to {high} and lengths up to {longest}")
+        ends = first.long() + count
         self.max_length = _bound(max_length, longest, checked)
         self.starts = first.long().to(self.tokens.device, non_blocking=True).contiguous()
         self.ends = ends.to(self.tokens.device, non_blocking=True).contiguous()

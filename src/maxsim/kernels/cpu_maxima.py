@@ -55,8 +55,8 @@ def maxima(
 ) -> None:
     """For each run writes the largest similarities `out[low:high, :R]` and, where asked, the index in the piece
     `places[low:high, :R]`, int64: the lowest of equals, the first NaN. No piece is longer than `block_tokens(R, D)`."""
-    most = max(len(run.queries) for run in runs)
-    limit = max(block_tokens(len(run.queries), documents.width) for run in runs)
+    most = max(run.queries.shape[0] for run in runs)
+    limit = max(block_tokens(run.queries.shape[0], documents.width) for run in runs)
     space = scratch.take("similarities", (max(limit, LEAST) * min(most, WIDEST),), documents.dtype)
     multiply = product(documents.dtype, documents.width)
     ranks = None if places is None else torch.arange(limit, 0, -1, dtype=documents.dtype, device="cpu")[:, None]
@@ -75,7 +75,7 @@ def _maxima(
     space: Tensor,
     ranks: Tensor | None,
 ) -> None:
-    R = len(run.queries)
+    R = run.queries.shape[0]
     if not R or run.low == run.high:
         return
     first, length = pieces.first[run.low : run.high], pieces.length[run.low : run.high]
