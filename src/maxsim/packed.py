@@ -143,9 +143,12 @@ class Views:
             shortest, longest = int(count.min()), int(count.max())
             if shortest < 0:
                 raise ValueError(f"lengths must not be negative, got {shortest}")
-            low, high = int(first.min()), int(first.max())
-            if low < 0 or high > T or longest > T or int((first.long() + count).max()) > T:
-                raise ValueError(f"items must lie in 0..{T}, got starts {low} to {high} and lengths up to {longest}")
+            wrong = (first < 0) | (first > T) | (count > T) | (first.long() + count > T)
+            if bool(wrong.any()):
+                i = int(wrong.nonzero()[0])
+                raise ValueError(
+                    f"items must lie in 0..{T}, item {i} goes from {int(first[i])} to {int(first[i]) + int(count[i])}"
+                )
         ends = first.long() + count
         self.max_length = _bound(max_length, longest, checked)
         self.starts = first.long().to(self.tokens.device, non_blocking=True).contiguous()

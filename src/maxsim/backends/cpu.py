@@ -29,7 +29,7 @@ NAME = "cpu"
 GROUP = 1 << 20  # elements of the query rows scored together
 TABLE = 1 << 18  # maxima of one job
 JOB_TOKENS = 1 << 17  # document tokens of one job
-JOB = 1 << 28  # floating point operations of one job, at least: 3 milliseconds, against 0.1 to prepare it
+JOB = 1 << 27  # floating point operations that are worth a job: 1.5 milliseconds, against 0.1 to prepare it
 JOBS_PER_THREAD = 8  # at most, so that threads end together
 ENTRIES = 1 << 18  # winners of one backward step
 
@@ -180,10 +180,11 @@ def _consecutive(index: np.ndarray) -> np.ndarray | slice:
 
 
 def _job_tokens(query_rows: int, width: int, length: np.ndarray, threads: int) -> int:
-    """Document tokens of a job: few enough to keep all threads at work to the end, enough to be worth one."""
-    share = int(length.sum()) // (threads * JOBS_PER_THREAD) + int(length.max())
-    least = JOB // (2 * max(query_rows, ROWS) * width)
-    return max(block_tokens(query_rows, width), min(max(share, least), JOB_TOKENS))
+    """Document tokens of a job: as many jobs a thread as are worth one, up to JOBS_PER_THREAD."""
+    total = int(length.sum())
+    rounds = 2 * max(query_rows, ROWS) * width * total // (threads * JOB)
+    share = total // (threads * min(max(rounds, 1), JOBS_PER_THREAD)) + int(length.max())
+    return max(block_tokens(query_rows, width), min(share, JOB_TOKENS))
 
 
 def _ranges(length: np.ndarray, tokens: int, items: int) -> list[tuple[int, int]]:
