@@ -3,6 +3,7 @@ launched."""
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import numpy as np
@@ -246,3 +247,17 @@ def test_how_they_print():
     assert repr(Views(TOKENS, [0], [4])) == "Views(1 items into [9, 4] torch.float32 on cpu)"
     assert len(Packed(TOKENS, [0, 4, 9])) == 2
     assert len(Views(TOKENS, [0], [4])) == 1
+
+
+def test_candidates_of_too_few_queries():
+    """No candidates at all is no excuse for a wrong number of lists."""
+    for documents in ([[], []], torch.zeros(2, 0, 3, 4)):
+        with pytest.raises(ValueError, match="each of 3 queries, got 2"):
+            maxsim.score(torch.zeros(3, 2, 4), documents)
+        assert maxsim.score(torch.zeros(2, 2, 4), documents).shape == (2, 0)
+
+
+def test_unsupported_survives_pickling():
+    error = pickle.loads(pickle.dumps(UnsupportedError({"cpu": ["why"]})))
+    assert error.reasons == {"cpu": ["why"]}
+    assert "why" in str(error)

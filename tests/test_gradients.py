@@ -380,3 +380,18 @@ def test_compiled(lane, dynamic):
         grads = torch.autograd.grad(found.sum(), (q, d))
         wanted = torch.autograd.grad(2 * lane.score(q, d).sum(), (q, d))
         assert all(torch.equal(x, y) for x, y in zip(grads, wanted, strict=True))
+
+
+@pytest.mark.interpreter
+def test_normalized_rows_that_won_nothing(lane):
+    """A masked NaN, and a NaN that meets empty documents alone, get a gradient of exactly 0."""
+    q = torch.tensor([[[1.0, 2.0], [float("nan"), 1.0]]], device=lane.device).requires_grad_()
+    d = torch.tensor([[[1.0, -1.0], [0.5, 2.0]]], device=lane.device).requires_grad_()
+    mask = torch.tensor([[True, False]], device=lane.device)
+    lane.score(q, d, mask, normalize=True).sum().backward()
+    assert q.grad[0, 1].tolist() == [0, 0]
+    assert bool(q.grad.isfinite().all())
+    assert bool(d.grad.isfinite().all())
+    nothing = torch.zeros(1, 2, dtype=torch.bool, device=lane.device)
+    (grad,) = torch.autograd.grad(lane.score(q, d, None, nothing, normalize=True).sum(), q)
+    assert not grad.any()

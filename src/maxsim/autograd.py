@@ -17,8 +17,7 @@ def differentiable_scores(problem: Problem, backend: str | None) -> Tensor:
     """The scores of a problem, `Problem.shape`, with gradients for the tokens that ask for them."""
     queries, documents = problem.queries.data, problem.documents.data
     if torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad):
-        detached = problem.with_data(queries.detach(), documents.detach())
-        return cast(Tensor, _MaxSim.apply(queries, documents, detached, backend))
+        return cast(Tensor, _MaxSim.apply(queries, documents, problem, backend))
     return run(problem, backend).scores
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from typing import Protocol, cast
@@ -25,7 +24,8 @@ class Backend(Protocol):
         """Every reason why this backend cannot serve the problem; empty where it can."""
 
     def forward(self, problem: Problem, winners: bool, maxima: bool) -> Scored:
-        """Scores of a problem that is not empty, and, where asked, winners and the maxima that were summed."""
+        """Scores of a problem that is not empty, and, where asked, winners and (never without them) the maxima
+        summed."""
 
     def backward(
         self, problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
@@ -41,10 +41,10 @@ def _load(name: str) -> Backend | str:
 
         return cast(Backend, cpu)
     if name == "triton":
-        if importlib.util.find_spec("triton") is None:
-            return "the package triton is not installed"
-        from .backends import triton
-
+        try:
+            from .backends import triton
+        except ImportError as error:  # not installed, or broken: the other backends work all the same
+            return f"triton cannot be imported: {error}"
         return cast(Backend, triton)
     raise ValueError(f"backend must be one of {', '.join(map(repr, ORDER))} or None, got {name!r}")
 

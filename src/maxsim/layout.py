@@ -146,25 +146,25 @@ def make_problem(
     """Checks and converts the arguments of the public functions. `pairwise`: for `score_pairs`."""
     if masked not in ("exclude", "zero"):
         raise ValueError(f"masked must be 'exclude' or 'zero', got {masked!r}")
-    q, q_nested = _tokens(queries, query_mask, "queries")
-    d, per_query = _tokens(documents, document_mask, "documents")
-    if q_nested is not None:
+    q, q_groups = _tokens(queries, query_mask, "queries")
+    d, groups = _tokens(documents, document_mask, "documents")
+    if q_groups is not None:
         raise ValueError("queries must be [NQ, LQ, D], [LQ, D] or a flat list of [LQ, D], got one level too many")
     q, d = _agree(q, d)
+    pair_index, per_query = None, 0
     if pairwise:
-        if per_query is not None:
+        if groups is not None:
             raise ValueError("score_pairs takes documents [ND, LD, D] or a flat list, got candidates per query")
         pair_index, per_query = _pairs(pairs, q.count, d.count, d.data.device)
-    else:
-        pair_index = None
-        if per_query is not None and d.count != q.count * per_query:
-            lists = d.count // per_query if per_query else 0
+    elif groups is not None:
+        lists, per_query = groups
+        if lists != q.count:
             raise ValueError(f"candidates: expected one list of documents for each of {q.count} queries, got {lists}")
-    return Problem(q, d, pair_index, per_query or 0, masked == "zero", bool(normalize))
+    return Problem(q, d, pair_index, per_query, masked == "zero", bool(normalize))
 
 
-def _tokens(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, int | None]:
-    """→ tokens, and K where the value holds K documents for each query."""
+def _tokens(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, tuple[int, int] | None]:
+    """→ tokens, and (NQ, K) where the value holds K documents for each of NQ queries."""
     if isinstance(value, (Packed, Views)):
         return _from_ragged(value, mask, side), None
     if isinstance(value, np.ndarray) and value.dtype == object:
@@ -187,7 +187,7 @@ def _tokens(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, int |
     return _from_list(items, mask, side), None
 
 
-def _from_padded(tensor: Tensor, mask: MaskLike, side: str) -> tuple[Tokens, int | None]:
+def _from_padded(tensor: Tensor, mask: MaskLike, side: str) -> tuple[Tokens, tuple[int, int] | None]:
     if tensor.ndim not in (2, 3, 4):
         raise ValueError(f"{side} must have shape [N, L, D] or [L, D] (or [NQ, K, L, D]), got {list(tensor.shape)}")
     given = None if mask is None else _bool(mask, side, tensor.device)
@@ -199,13 +199,12 @@ def _from_padded(tensor: Tensor, mask: MaskLike, side: str) -> tuple[Tokens, int
     if tensor.ndim == 2:
         tensor = tensor[None]
         given = None if given is None else given[None]
-    per_query = tensor.shape[1] if tensor.ndim == 4 else None
-    count = tensor.shape[0] if per_query is None else tensor.shape[0] * per_query
-    if per_query == 0 or (per_query is not None and tensor.shape[0] == 0):
-        # without candidates there is nothing a K could divide
+    groups = (tensor.shape[0], tensor.shape[1]) if tensor.ndim == 4 else None
+    count = tensor.shape[0] if groups is None else groups[0] * groups[1]
+    if groups is not None and count == 0:  # without candidates there is nothing a K could divide
         tensor = tensor.flatten(0, 1)
         given = None if given is None else given.flatten(0, 1)
-    return Tokens(tensor, count, tensor.shape[-2], mask=given), per_query
+    return Tokens(tensor, count, tensor.shape[-2], mask=given), groups
 
 
 def _from_ragged(value: Packed | Views, mask: MaskLike, side: str) -> Tokens:
@@ -250,13 +249,14 @@ def _from_list(items: list[Any], mask: MaskLike, side: str) -> Tokens:
     return _from_ragged(packed, mask, side)
 
 
-def _from_nested_lists(items: list[Any], mask: MaskLike, side: str) -> tuple[Tokens, int]:
+def _from_nested_lists(items: list[Any], mask: MaskLike, side: str) -> tuple[Tokens, tuple[int, int]]:
     counts = {len(inner) for inner in items}
     if len(counts) > 1:
         raise ValueError(f"every query needs as many candidates as the others, got lists of {sorted(counts)}")
     if mask is not None and not isinstance(mask, (Tensor, np.ndarray)):
         mask = [m for inner in mask for m in inner]
-    return _from_list([item for inner in items for item in inner], mask, side), counts.pop()
+    flat = _from_list([item for inner in items for item in inner], mask, side)
+    return flat, (len(items), counts.pop())
 
 
 def _list_mask(mask: Any, lengths: list[int], side: str) -> Tensor:

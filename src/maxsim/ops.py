@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ class Matches(NamedTuple):
 
     index: int64 `[NQ, ND, LQ]` (candidates: `[NQ, K, LQ]`), −1 where nothing, or a masked zero, wins, and for masked
         query tokens.
-    similarity: float32 of the same shape; exactly the terms summed in the score (0 for masked query tokens).
+    similarity: float32 (float64 for float64 inputs) of the same shape; exactly the terms summed in the score (0 for
+    masked query tokens).
     """
 
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, on purpose
@@ -78,7 +80,7 @@ def score(
 def score_pairs(
     queries: TokensLike,
     documents: TokensLike,
-    pairs: Array | None = None,
+    pairs: Array | Sequence[Any] | None = None,
     query_mask: MaskLike = None,
     document_mask: MaskLike = None,
     masked: str = "exclude",
@@ -92,7 +94,7 @@ def score_pairs(
         the others: as for `score`.
 
     Returns:
-        float32 `[P]`, each with the bits that `score` gives that pair.
+        float32 (float64 for float64 inputs) `[P]`, each with the bits that `score` gives that pair.
 
     Raises:
         as `score`; ValueError also for pairs out of range (checked where they are on the CPU, clamped on a GPU).
@@ -113,7 +115,8 @@ def matches(
     """Which document token each query token matched: the explanation of a score, token by token. Not differentiable.
 
     Arguments and errors as for `score`. Equal similarities: the lowest document token wins. An item of a ragged form
-    that is shorter than the longest query is filled with index −1 and similarity 0.
+    that is shorter than the longest query is filled with index −1 and similarity 0. Packed queries whose offsets live
+    on a GPU are the one form that is waited for: their longest length is a dimension of the result.
     """
     with torch.no_grad():
         problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
@@ -154,9 +157,9 @@ def _per_token(table: Tensor, problem: Problem, fill: Any) -> Tensor:
         return table.view(ND, q.count, q.max_length).transpose(0, 1)
     assert q.starts is not None
     assert q.ends is not None
-    longest = int((q.ends - q.starts).max()) if q.count else 0
+    longest = min(int((q.ends - q.starts).max()), q.max_length) if q.count else 0
     position = torch.arange(longest, device=table.device)
-    column = (q.starts[:, None] + position).clamp(max=max(q.columns - 1, 0))
+    column = (q.starts[:, None] + position).clamp(0, max(q.columns - 1, 0))
     if q.columns == 0:
         return table.new_full((q.count, ND, 0), fill)
     inside = position < (q.ends - q.starts)[:, None]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .precision import float32_precision
+from .precision import float32_is_exact
 
 Plan: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -21,6 +21,8 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
     """What a call depends on; None where it is not plain: two ordinary CUDA tensors without gradients, on the current
     device."""
     if type(queries) is not Tensor or type(documents) is not Tensor or not documents.is_cuda:
+        return None
+    if queries.layout != torch.strided or documents.layout != torch.strided or queries.is_nested or documents.is_nested:
         return None
     if torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad):
         return None
@@ -37,9 +39,9 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
         documents.dtype,
         documents.data_ptr() % 16,
         device.index,
-        normalize,
+        bool(normalize),
         backend,
-        float32_precision() if documents.dtype == torch.float32 else None,
+        documents.dtype != torch.float32 or float32_is_exact(),
     )
 
 

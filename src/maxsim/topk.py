@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ def topk(
         ValueError: negative k; candidates per query.
         as `score`.
     """
+    k = operator.index(k)
     if k < 0:
         raise ValueError(f"k must not be negative, got {k}")
     with torch.no_grad():
@@ -95,4 +97,5 @@ def _empty_queries(problem: Problem) -> Tensor | None:
     if q.mask is None:
         return q.ends <= q.starts
     kept = torch.cat([q.mask.new_zeros(1, dtype=torch.int64), q.mask.cumsum(0)])
-    return kept[q.ends] == kept[q.starts]
+    T = q.data.shape[0]
+    return kept[q.ends.clamp(0, T)] <= kept[q.starts.clamp(0, T)]

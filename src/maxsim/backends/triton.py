@@ -17,11 +17,10 @@ from ..kernels.scores import Launch, Outputs, _scores_kernel, scores
 from ..kernels.sides import Side
 from ..layout import Problem, Tokens
 from ..plans import Plan
-from ..precision import float32_precision
+from ..precision import float32_is_exact
 from ..result import Scored
 
 NAME = "triton"
-PRECISION = {"highest": "f16x3", "high": "f16", "medium": "f16"}  # see kernels/arithmetic.py
 INTERPRETED = isinstance(_scores_kernel, InterpretedFunction)
 
 
@@ -51,18 +50,20 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     q, d = problem.queries, problem.documents
     out = Outputs(
         torch.empty(problem.shape, dtype=torch.float32, device=problem.device),
-        _table(problem, problem.winners_dtype, -1) if winners or maxima else None,
+        _table(problem, problem.winners_dtype, -1) if winners else None,
         _table(problem, torch.float32, 0) if maxima else None,
     )
-    precision = PRECISION[float32_precision()] if problem.dtype == torch.float32 else "native"
+    precision = "native"
+    if problem.dtype == torch.float32:  # see kernels/arithmetic.py
+        precision = "f16x3" if float32_is_exact() else "f16"
     config = forward_config(
         q.data.element_size(),
         q.width,
         q.max_length,
         q.count if problem.grid else 1,
-        d.data.shape[0] // max(d.count, 1) if d.ragged else d.max_length,
+        min(d.max_length, d.data.shape[0] // max(d.count, 1)) if d.ragged else d.max_length,
         d.count,
-        winners or maxima,
+        winners,
         shared_bytes(capability(problem.device)),
     )
     with on_device(problem.device):

@@ -70,8 +70,7 @@ def _workers(count: int) -> ThreadPoolExecutor:
     global _pool, _size
     with _lock:
         if _pool is None or _size < count:
-            if _pool is not None:
-                _pool.shutdown(wait=False)
+            # the smaller one is not shut down: another thread may be about to use it, and unused it ends by itself
             _pool, _size = ThreadPoolExecutor(count, thread_name_prefix="maxsim"), count
             ready = threading.Barrier(count)
             for future in [_pool.submit(_stay_single, ready) for _ in range(count)]:

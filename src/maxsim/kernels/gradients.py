@@ -37,7 +37,7 @@ def _entry(
             i = col % LQ
         else:
             n = tl.load(query_of + col, mask=live, other=0).to(tl.int64)
-            i = col - tl.load(q_starts + n, mask=live, other=0).to(tl.int64)
+            i = col - tl.load(q_starts + n, mask=live & (n >= 0), other=0).to(tl.int64)
     else:
         i = col
         if pairs is None:
@@ -93,25 +93,25 @@ def _gradient_kernel(
         low = r * 0
         high = low + (ND if GRID else K)
         if GRID:
-            step = columns
             start_entry = r
             if query_of is not None:
                 high = tl.where(tl.load(query_of + r) < 0, 0, high)  # a row of no query
         else:
-            step = columns
             start_entry = (r // LQ) * K * columns + r % LQ
     acc = tl.zeros([ENTRIES, BLOCK_D], tl.float32)
+    terms = tl.zeros([ENTRIES], tl.int32)
     for k in range(low, high, ENTRIES):
         live = k + lane < high
         if order is not None:
             e = first_entry + tl.load(order + k + lane, mask=live, other=0)
         else:
-            e = start_entry + (k + lane) * step
+            e = start_entry + (k + lane) * columns
         p, n, i, doc, won = _entry(
             e, live, winners, pairs, q_starts, q_ends, query_of, d_starts, d_ends,
             columns, K, NQ, ND, LQ, LD, TQ, TD, GRID,
         )  # fmt: skip
         live = live & (won >= 0)
+        terms += live.to(tl.int32)
         n = tl.where(live, n, 0)
         doc = tl.where(live, doc, 0)
         if GRID:
@@ -149,7 +149,7 @@ def _gradient_kernel(
         norm = tl.maximum(tl.sqrt_rn(tl.sum(own * own, 0)), 1e-12)
         own = own / norm
         projected = (total - tl.sum(total * own, 0) * own) / norm
-        total = tl.where(high > low, projected, 0.0)  # a row without terms is 0, whatever it holds
+        total = tl.where(tl.sum(terms, 0) > 0, projected, 0.0)  # a row that won nothing is 0, whatever it holds
     tl.store(out + (first_row + r) * D + d, total.to(out.dtype.element_ty), mask=d < D)
 
 
@@ -171,25 +171,28 @@ def gradients(
     """
     grid = pairs is None and not per_query
     query_of = _query_of(q) if grid and q.consecutive else None
+
+    def launch(out: Tensor, of_queries: bool, listed: bool, first: int, rows: int, count: int) -> None:
+        _launch(
+            out, of_queries, listed, first, rows, count, q, d, winners, grad, pairs, per_query, normalize, query_of
+        )  # fmt: skip
+
     grad_queries = grad_documents = None
     if need_queries:
         grad_queries = torch.empty(q.data.shape, dtype=q.data.dtype, device=q.data.device)
-        rows = q.rows if q.starts is not None else q.count * q.length
         # a row met in several pairs, or held by several views, needs its list; else arithmetic finds its terms
         listed = pairs is not None or (q.starts is not None and not (q.consecutive and grid))
-        _launch(grad_queries, True, listed, 0, rows, q, d, winners, grad, pairs, per_query, normalize, query_of)
+        launch(grad_queries, True, listed, 0, q.rows or q.count * q.length, winners.numel())
     if need_documents:
         grad_documents = torch.empty(d.data.shape, dtype=d.data.dtype, device=d.data.device)
         if d.starts is not None or pairs is not None:
-            rows = d.rows if d.starts is not None else d.count * d.length
-            _launch(grad_documents, False, True, 0, rows, q, d, winners, grad, pairs, per_query, normalize, query_of)
+            launch(grad_documents, False, True, 0, d.rows or d.count * d.length, winners.numel())
         else:
-            step = max(1, CHUNK_BYTES // (BYTES_A_WINNER * max(winners.shape[1], 1)))
+            columns = winners.shape[1]
+            step = max(1, CHUNK_BYTES // (BYTES_A_WINNER * max(columns, 1)))
             for low in range(0, d.count, step):
-                rows = min(step, d.count - low) * d.length
-                _launch(
-                    grad_documents, False, True, low, rows, q, d, winners, grad, pairs, per_query, normalize, query_of
-                )
+                some = min(step, d.count - low)
+                launch(grad_documents, False, True, low, some * d.length, some * columns)
     return grad_queries, grad_documents
 
 
@@ -207,6 +210,7 @@ def _launch(
     listed: bool,
     first: int,
     rows: int,
+    count: int,
     q: Side,
     d: Side,
     winners: Tensor,
@@ -227,8 +231,6 @@ def _launch(
     tables = (pairs, q.starts, q.ends, query_of, d.starts, d.ends)
     order = offsets = None
     if listed:
-        whole = of_queries or d.starts is not None or pairs is not None
-        count = winners.numel() if whole else rows // max(d.length, 1) * columns
         keys = torch.empty(count, dtype=torch.int32 if rows < 2**31 - 1 else torch.int64, device=winners.device)
         if count:
             _keys_kernel[(triton.cdiv(count, 1024),)](

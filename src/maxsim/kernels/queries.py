@@ -10,7 +10,7 @@ from torch import Tensor
 from .sides import Side, base, span
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("LQ", "TQ", "m_item", "m_row"))
 def _kept_rows_kernel(mask_ptr, starts, ends, rows_ptr, kept_ptr, LQ, TQ, m_item, m_row, CONSECUTIVE: tl.constexpr):
     """One program a query: the positions of its kept tokens, in order, and their number."""
     n = tl.program_id(0).to(tl.int64)
@@ -41,7 +41,7 @@ def kept_rows(q: Side) -> tuple[Tensor, Tensor]:
     return rows, kept
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("first", "columns", "ND_OUT", "count", "parts"))
 def _sum_parts_kernel(parts_ptr, out_ptr, first, columns, ND_OUT, count, parts, BLOCK: tl.constexpr):
     """Sums of the blocks of long queries, in order: parts `[rows, columns, parts]` → out `[rows, ND_OUT]` from column
     `first`."""
