@@ -384,6 +384,13 @@ def test_a_broken_device_is_left_behind_with_its_contender(monkeypatch, tmp_path
     assert (options.label, options.out, options.append) == ("cases", tmp_path, False)
 
 
+def test_appending_no_record_names_no_file(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cli, "run_case", lambda case, *rest, **options: run.Outcome(case, (), 1, 1, 1, 1))
+    assert cli.main([TINY, "--device", "cpu", "--append", "--out", str(tmp_path)]) == 0
+    assert "record:" not in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_prints_a_table_and_keeps_a_record(tmp_path):
     command = [sys.executable, "-m", "benchmarks", TINY, "--device", "cpu", "--seconds", "0.05"]
     command += ["--contenders", "maxsim,naive", "--out", str(tmp_path), "--commit", "abc"]

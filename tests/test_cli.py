@@ -15,6 +15,7 @@ import torch
 from fakes import DIM, WordEncoder
 from typer.testing import CliRunner
 
+import maxsim
 from maxsim import cli, encode, indexing
 from maxsim.search import Corpus
 
@@ -167,6 +168,65 @@ def test_wrong_usage(run, arguments):
     assert not Path("other").exists()
 
 
+@pytest.mark.parametrize("creation", ["folder", "empty catalogue"])
+def test_index_recovers_from_an_interrupted_creation(run, creation):
+    Path("store", "segments").mkdir(parents=True)
+    if creation == "empty catalogue":
+        Path("store", "catalogue.sqlite").touch()
+        assert "store is not a corpus" in run("search", "store", "x", code=1).stderr
+    assert "added 4 documents" in run("index", "texts", "store").stdout
+
+
+def one_line(result):
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    return result.stderr
+
+
+def test_a_device_without_a_backend(run, monkeypatch):
+    run("index", "texts", "store")
+
+    def unsupported(*arguments):
+        raise maxsim.UnsupportedError({"triton": ["needs sm_80"], "cpu": ["needs CPU tensors"]})
+
+    for owner, name in ((indexing, "matches"), (Corpus, "search")):
+        monkeypatch.setattr(owner, name, unsupported)
+        error = one_line(run("search", "store", "cat", "--explain", code=1))
+        assert "triton: needs sm_80 cpu: needs CPU tensors; try --device cpu" in error
+
+
+def test_nan_from_the_encoder(run, monkeypatch):
+    run("index", "texts", "store")
+    Path("texts").write_text("\n".join([*TEXTS, "one more"]))
+    nan = [torch.full((2, DIM), float("nan"))]
+    monkeypatch.setattr(WordEncoder, "documents", lambda *arguments: nan)
+    monkeypatch.setattr(WordEncoder, "queries", lambda *arguments: nan)
+    assert "'texts:5' holds NaN" in run("index", "texts", "store", code=1).stderr
+    assert "queries hold NaN" in one_line(run("search", "store", "x", code=1))
+
+
+def test_another_process_changes_the_corpus_meanwhile(run, monkeypatch):
+    run("index", "texts", "store")
+    Path("texts").write_text("\n".join([*TEXTS, "one more"]))
+    with monkeypatch.context() as patch:
+        real_documents = WordEncoder.documents
+
+        def taken(*arguments):
+            Corpus.open("store").add(["texts:5"], [torch.ones(1, DIM)])
+            return real_documents(*arguments)
+
+        patch.setattr(WordEncoder, "documents", taken)
+        assert "id 'texts:5' is already in the corpus" in run("index", "texts", "store", code=1).stderr
+    real_search = Corpus.search
+
+    def deleted(corpus, *arguments):
+        hits = real_search(corpus, *arguments)
+        Corpus.open("store").delete([hits[0][0].id])
+        return hits
+
+    monkeypatch.setattr(Corpus, "search", deleted)
+    assert one_line(run("search", "store", "cat", "--explain", code=1)) == "maxsim: no document has the id 'texts:1'\n"
+
+
 def test_a_damaged_corpus_is_not_sound(run):
     run("index", "texts", "store")
     path = next(Path("store", "segments").iterdir())
@@ -205,6 +265,23 @@ def test_python_m_maxsim(tmp_path, environment):
         out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
     assert err == f"maxsim: {tmp_path} is not a corpus: it has no catalogue.sqlite\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_setup_takes_no_other_python_than_the_one_asked_for(tmp_path):
+    root = Path(__file__).parents[1]
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "setup").write_bytes((root / "scripts" / "setup").read_bytes())
+    (tmp_path / "pyproject.toml").touch()
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@" >>"$0.used"\n[ "$1" != -m ]\n')
+    other.chmod(0o755)
+    environment = {"PATH": f"{other.parent}:/usr/bin:/bin", "PYTHON": "no-such-python"}
+    result = subprocess.run(["bash", tmp_path / "scripts" / "setup"], env=environment, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "PYTHON=no-such-python is not" in result.stderr
+    assert not Path(f"{other}.used").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")

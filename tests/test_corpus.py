@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -76,6 +77,7 @@ FORMS = {
     "numpy": lambda: [ONE.numpy(), TWO.numpy().astype(np.float64)],
     "numpy padded": lambda: np.stack([ONE.numpy(), TWO.numpy()]).astype(np.float16),
     "numpy object": lambda: np.array([*[ONE.numpy(), TWO.numpy()], None], dtype=object)[:2],
+    "numpy object block": lambda: np.array([ONE.numpy(), TWO.numpy()], dtype=object),
     "read-only": lambda: _read_only(np.stack([ONE.numpy(), TWO.numpy()])),
     "reversed": lambda: np.stack([TWO.numpy(), ONE.numpy()])[::-1],
 }
@@ -224,9 +226,35 @@ def test_create_refuses_what_is_there(corpus, tmp_path):
 
 def test_create_goes_on_after_an_interrupted_creation(tmp_path):
     (tmp_path / catalogue.FILE).touch()
-    with pytest.raises(CorpusError, match="0 bytes, not the catalogue"):
+    with pytest.raises(FileNotFoundError, match=r"not a corpus: its catalogue\.sqlite is empty"):
         Corpus.open(tmp_path)
     assert len(Corpus.create(tmp_path, DIM)) == 0
+
+
+def test_create_killed_in_its_commit_counts_as_absent(tmp_path):
+    (tmp_path / "live").mkdir()
+    live = tmp_path / "live" / catalogue.FILE
+    db = sqlite3.connect(live, isolation_level=None)
+    for statement in ("PRAGMA cache_size = 1", "BEGIN", "CREATE TABLE t (x)", "INSERT INTO t VALUES (zeroblob(99999))"):
+        db.execute(statement)
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    db.close()
+    assert (tmp_path / "killed" / catalogue.FILE).stat().st_size > 0  # and a journal that undoes it
+    with pytest.raises(FileNotFoundError, match="is empty"):
+        Corpus.open(tmp_path / "killed")
+    assert len(Corpus.create(tmp_path / "killed", DIM)) == 0
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_create_refuses_segments_without_a_catalogue(tmp_path, interrupted):
+    letter = tmp_path / "segments" / "letter.txt"
+    letter.parent.mkdir()
+    letter.write_text("dear")
+    if interrupted:
+        (tmp_path / catalogue.FILE).touch()
+    with pytest.raises(FileExistsError, match=r"letter\.txt.*no catalogue"):
+        Corpus.create(tmp_path, DIM)
+    assert letter.read_text() == "dear"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from stores import document, fill, ranking
 
@@ -113,35 +114,36 @@ def test_check_finds_a_changed_byte(corpus):
     assert "missing" in corpus.check()[0]
 
 
-STEPS = {
-    "save": (segments, "save_file"),
-    "fsync": (os, "fsync"),
-    "rename": (os, "replace"),
-    "hash": (segments, "sha256"),
-    "folder": (segments, "sync_folder"),
-    "document row": (store.sql, "insert_document"),
-    "segment row": (store.sql, "insert_segment"),
+NO_SPACE = OSError(28, "No space left on device")
+STEPS = {  # where it fails, and what is raised there when the disk is full
+    "save": (segments, "save_file", SafetensorError("No space left on device")),
+    "fsync": (os, "fsync", NO_SPACE),
+    "rename": (os, "replace", NO_SPACE),
+    "hash": (segments, "sha256", NO_SPACE),
+    "folder": (segments, "sync_folder", NO_SPACE),
+    "document row": (store.sql, "insert_document", sqlite3.OperationalError("database or disk is full")),
+    "segment row": (store.sql, "insert_segment", sqlite3.OperationalError("database or disk is full")),
 }
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "ctrl-c"])
-def test_failure_at_any_step_changes_nothing(corpus, monkeypatch, step, count, error):
+@pytest.mark.parametrize("full", [True, False], ids=["full", "ctrl-c"])
+def test_failure_at_any_step_changes_nothing(corpus, monkeypatch, step, count, full):
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 16)
-    owner, name = STEPS[step]
+    owner, name, error = STEPS[step]
     real, calls = getattr(owner, name), []
 
     def failing(*args, **kwargs):
         calls.append(1)
         if len(calls) == count:
-            raise error
+            raise error if full else KeyboardInterrupt
         return real(*args, **kwargs)
 
     before = corpus.ids()
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, failing)
-        with pytest.raises(type(error)):
+        with pytest.raises(CorpusError if full else KeyboardInterrupt, match="full|No space" if full else None):
             corpus.add([1, 2, 3], [document(i, 2) for i in range(3)])
     assert Corpus.open(corpus.path).ids() == before
     assert len(list((corpus.path / "segments").iterdir())) == 2
@@ -149,6 +151,22 @@ def test_failure_at_any_step_changes_nothing(corpus, monkeypatch, step, count, e
     corpus.add([1, 2, 3], [document(i, 2) for i in range(3)])
     assert corpus.ids() == [*before, 1, 2, 3]
     assert len(list((corpus.path / "segments").iterdir())) == 5
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX limits")
+def test_full_disk(corpus, environment):
+    code = (
+        "import resource, sys, torch, maxsim.corpus, maxsim.search as s\n"
+        "c = s.Corpus.open(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))\n"
+        "try: c.add([1], [torch.ones(1 << 18, 8)])\n"
+        "except maxsim.corpus.CorpusError as e: print(e)"
+    )
+    command = [sys.executable, "-c", code, corpus.path]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "00000003.safetensors.tmp: cannot be written: " in result.stdout, result.stderr
+    assert len(list((corpus.path / "segments").iterdir())) == 2
+    assert Corpus.open(corpus.path).check() == []
 
 
 def test_interrupt_after_the_commit_keeps_the_files(corpus, monkeypatch):

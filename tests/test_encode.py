@@ -93,6 +93,15 @@ def test_prompts_of_the_model(model, tmp_path):
         encode.load(str(folder))
 
 
+def test_a_tokenizer_without_offsets_is_refused(model, tmp_path):
+    for path in model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')
+    with pytest.raises(EncoderError, match=r"CanineTokenizer.* fast tokenizer"):
+        encode.load(str(tmp_path))
+
+
 def test_older_folder_layout(model, tmp_path):
     (tmp_path / "0_Transformer").symlink_to(model, target_is_directory=True)
     assert encode.load(str(tmp_path)).dim == 32

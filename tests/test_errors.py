@@ -261,3 +261,38 @@ def test_unsupported_survives_pickling():
     error = pickle.loads(pickle.dumps(UnsupportedError({"cpu": ["why"]})))
     assert error.reasons == {"cpu": ["why"]}
     assert "why" in str(error)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_offsets_whose_differences_wrap_round(dtype):
+    top = np.iinfo(dtype).max
+    with pytest.raises(ValueError, match="fall"):
+        Packed(torch.zeros(10, 8), np.array([0, top, -top - 1, -1, 10], dtype))
+
+
+def test_jagged_the_wrong_way_round():
+    nested = torch.nested.nested_tensor([torch.zeros(3, 8), torch.zeros(5, 8)], layout=torch.jagged)
+    with pytest.raises(ValueError, match="jagged"):
+        maxsim.score(torch.zeros(2, 8), nested.transpose(1, 2))
+
+
+def test_masks_of_lists():
+    """A padded mask for a list of lists, and the mask of an empty document in a list."""
+    q, candidates = torch.randn(3, 4, 8), torch.randn(3, 2, 6, 8)
+    mask = torch.arange(36).view(3, 2, 6) % 4 > 0
+    wanted = maxsim.score(q, candidates, document_mask=mask)
+    assert torch.equal(maxsim.score(q, [list(x) for x in candidates], document_mask=mask), wanted)
+    documents = [candidates[0, 0], candidates[0, 1, :0]]
+    masked = maxsim.score(q, documents, document_mask=[[True] * 6, []])
+    assert torch.equal(masked, maxsim.score(q, documents))
+
+
+def test_another_default_device():
+    """What is made on the way lies where the given tensors do, not on the default device."""
+    q, d = torch.randn(3, 4, 8), torch.randn(3, 6, 8)
+    wanted = maxsim.score(q, d)
+    with torch.device("meta"):
+        assert torch.equal(maxsim.score(list(q), list(d)), wanted)
+        assert torch.equal(maxsim.score(q, Packed(d.flatten(0, 1), [0, 6, 12, 18])), wanted)
+        assert torch.equal(maxsim.score_pairs(q, d, [[0, 1]]), wanted[0, 1:2])
+        assert maxsim.topk(q, d, 2).indices.shape == (3, 2)

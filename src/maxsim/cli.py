@@ -11,7 +11,8 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
@@ -23,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import encode, indexing, sources
 from .corpus import CorpusError
+from .errors import UnsupportedError
 from .search import Corpus
 
 P = ParamSpec("P")
@@ -101,10 +103,23 @@ def _plain_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise  # the reader of our output has gone, which typer ends quietly
         except torch.OutOfMemoryError:
             _stop("the GPU's memory is too small for this; try --device cpu")
+        except UnsupportedError as error:
+            _stop(f"{' '.join(str(error).split())}; try --device cpu")
         except (CorpusError, sources.SourceError, encode.EncoderError, OSError) as error:
             _stop(str(error))
 
     return wrapped
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What a corpus refuses: NaN from an encoder, an id that another process has added or deleted meanwhile."""
+    try:
+        yield
+    except KeyError as error:
+        _stop(str(error.args[0]))  # its str() would have quotation marks
+    except ValueError as error:
+        _stop(str(error))
 
 
 def _stop(message: str, code: int = 1) -> NoReturn:
@@ -136,8 +151,12 @@ def index(
     """
     start = time.monotonic()
     found = sum(1 for _ in sources.read(source))  # every fault of the source is found before the work begins
-    target = _open(corpus) if (corpus / "catalogue.sqlite").exists() else None
-    if target is not None:
+    target: Corpus | None
+    try:
+        target = Corpus.open(corpus)
+    except FileNotFoundError:
+        target = None
+    else:
         _check_same("model", model, target.encoder, corpus)
         kept = target.info().dtype
         _check_same("dtype", dtype.value if dtype else kept, kept, corpus)
@@ -147,7 +166,7 @@ def index(
     _check_width(encoder, target)
     todo = sum(1 for _ in indexing.new_texts(target, sources.read(source)))
     try:
-        with track("encoding", todo) as progress:
+        with _refusals(), track("encoding", todo) as progress:
             added = indexing.index_texts(target, encoder, sources.read(source), progress)
     except KeyboardInterrupt:
         _stop(f"stopped; {corpus} holds {len(target)} documents, run the same command to go on", 130)
@@ -179,19 +198,24 @@ def search(
     if not asked:
         raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
     where = _device(device)
-    opened = _open(corpus, where)
+    opened = Corpus.open(corpus, where)
     name = model or opened.encoder
     if name is None:
         raise encode.EncoderError(f"{corpus} does not say which model made its embeddings; give --model")
     encoder = encode.load(name, where)
     _check_width(encoder, opened)
     results = []
-    for (id, text), hits in zip(asked, opened.search(encoder.queries([text for _, text in asked]), k), strict=True):
+    embeddings = encoder.queries([text for _, text in asked])
+    with _refusals():
+        found = opened.search(embeddings, k)
+    for (id, text), hits in zip(asked, found, strict=True):
         texts = opened.texts(hit.id for hit in hits)
         rows: list[dict[str, Any]] = [{"id": hit.id, "score": hit.score, "text": texts.get(hit.id)} for hit in hits]
         if explain:
             for row in rows:
-                row["matches"] = [match._asdict() for match in _explain(opened, encoder, text, row["id"])]
+                with _refusals():
+                    matches = indexing.explain(opened, encoder, text, row["id"])
+                row["matches"] = [match._asdict() for match in matches]
         results.append({**({} if id is None else {"id": id}), "query": text, "hits": rows})
     if as_json:
         _print_json(results)
@@ -203,7 +227,7 @@ def search(
 @_plain_errors
 def info(corpus: CorpusPath, as_json: Json = False) -> None:
     """What a corpus holds."""
-    facts = dataclasses.asdict(_open(corpus).info())
+    facts = dataclasses.asdict(Corpus.open(corpus).info())
     if as_json:
         _print_json(facts)
     else:
@@ -215,7 +239,7 @@ def info(corpus: CorpusPath, as_json: Json = False) -> None:
 @_plain_errors
 def check(corpus: CorpusPath, as_json: Json = False) -> None:
     """Read every byte of a corpus and say what is wrong with it; exit code 1 if anything is."""
-    problems = _open(corpus).check()
+    problems = Corpus.open(corpus).check()
     if as_json:
         _print_json({"sound": not problems, "problems": problems})
     else:
@@ -234,10 +258,6 @@ def bench(context: typer.Context) -> None:
     from .bench import main as bench_main
 
     raise typer.Exit(bench_main(context.args))
-
-
-def _open(path: Path, device: torch.device | None = None) -> Corpus:
-    return Corpus.open(path, device)
 
 
 def _device(name: str | None) -> torch.device:
@@ -264,13 +284,6 @@ def _check_width(encoder: encode.Encoder, corpus: Corpus) -> None:
         raise encode.EncoderError(
             f"the model {encoder.name!r} has width {encoder.dim}, {corpus.path} holds {corpus.dim}"
         )
-
-
-def _explain(corpus: Corpus, encoder: encode.Encoder, query: str, id: str | int) -> list[indexing.Match]:
-    try:
-        return indexing.explain(corpus, encoder, query, id)
-    except ValueError as error:
-        raise encode.EncoderError(str(error)) from error
 
 
 def _print_json(value: Any) -> None:

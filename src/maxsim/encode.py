@@ -104,6 +104,12 @@ class TransformerEncoder:
         try:
             with _quiet(local):
                 self._tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
+                if not getattr(self._tokenizer, "is_fast", False):
+                    kind = type(self._tokenizer).__name__
+                    raise EncoderError(
+                        f"the model {name!r} cannot be used: its tokenizer, {kind}, does not say where tokens stand; "
+                        "take a model with a fast tokenizer"
+                    )
                 self._model = AutoModel.from_pretrained(source, local_files_only=local).float().eval().to(device)
         except (OSError, ValueError) as error:
             raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error

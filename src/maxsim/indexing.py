@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from .encode import Encoder
+from .encode import Encoder, Progress
 from .ops import matches
 from .search import Corpus
 from .sources import SourceError, Text
@@ -39,9 +39,7 @@ def new_texts(corpus: Corpus, texts: Iterable[Text]) -> Iterator[Text]:
                 )
 
 
-def index_texts(
-    corpus: Corpus, encoder: Encoder, texts: Iterable[Text], progress: Callable[[int], None] | None = None
-) -> int:
+def index_texts(corpus: Corpus, encoder: Encoder, texts: Iterable[Text], progress: Progress | None = None) -> int:
     """Encode texts and add them, a batch in one transaction; texts that are already there are skipped.
 
     Args:
@@ -49,6 +47,14 @@ def index_texts(
 
     Returns:
         the number of documents added.
+
+    Raises:
+        SourceError: an id that the corpus holds with another text, or what reading `texts` raises.
+        ValueError: what the corpus refuses: embeddings of another width, NaN or infinity in them, an id that another
+            process has added meanwhile.
+        CorpusError: as for `Corpus.add`.
+
+    Batches added before an error stay.
     """
     added = 0
     for batch in _batches(new_texts(corpus, texts)):

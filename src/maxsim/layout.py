@@ -216,7 +216,7 @@ def _from_ragged(value: Packed | Views, mask: MaskLike, side: str) -> Tokens:
 
 
 def _from_nested(tensor: Any, mask: MaskLike, side: str) -> Tokens:
-    if tensor.layout != torch.jagged or tensor.ndim != 3:
+    if tensor.layout != torch.jagged or tensor.ndim != 3 or not isinstance(tensor.shape[1], torch.SymInt):
         raise ValueError(f"nested {side} must have the jagged layout and shape [N, *, D]")
     if mask is not None and isinstance(mask, Tensor) and mask.is_nested:
         mask = mask.values()
@@ -242,7 +242,7 @@ def _from_list(items: list[Any], mask: MaskLike, side: str) -> Tokens:
         if item.device != first.device:
             raise ValueError(f"{side}[{i}] is on {item.device}, {side}[0] is on {first.device}")
     if not tensors:
-        return Tokens(torch.empty(0, 0), 0, 0, mask=None)
+        return Tokens(torch.empty(0, 0, device="cpu"), 0, 0, mask=None)
     packed = Packed.from_list(tensors)
     if mask is not None and not (isinstance(mask, (Tensor, np.ndarray)) and mask.ndim == 1):
         mask = _list_mask(mask, [len(item) for item in tensors], side)
@@ -253,7 +253,9 @@ def _from_nested_lists(items: list[Any], mask: MaskLike, side: str) -> tuple[Tok
     counts = {len(inner) for inner in items}
     if len(counts) > 1:
         raise ValueError(f"every query needs as many candidates as the others, got lists of {sorted(counts)}")
-    if mask is not None and not isinstance(mask, (Tensor, np.ndarray)):
+    if isinstance(mask, (Tensor, np.ndarray)) and mask.ndim == 3:
+        mask = mask.reshape(-1, mask.shape[-1])
+    elif mask is not None and not isinstance(mask, (Tensor, np.ndarray)):
         mask = [m for inner in mask for m in inner]
     flat = _from_list([item for inner in items for item in inner], mask, side)
     return flat, (len(items), counts.pop())
@@ -276,7 +278,11 @@ def _list_mask(mask: Any, lengths: list[int], side: str) -> Tensor:
 
 
 def _bool(mask: Any, side: str, device: torch.device | None) -> Tensor:
-    tensor = torch.from_numpy(np.array(mask)) if not isinstance(mask, Tensor) else mask
+    if not isinstance(mask, Tensor):
+        array = np.array(mask)
+        tensor = torch.from_numpy(array if array.size else array.astype(bool))  # an empty list has no dtype of its own
+    else:
+        tensor = mask
     if tensor.dtype != torch.bool:
         raise TypeError(f"{side} mask must be boolean (True = keep), got {tensor.dtype}: use mask.bool()")
     return tensor if device is None else tensor.to(device, non_blocking=True)
@@ -311,7 +317,7 @@ def _pairs(pairs: Any, NQ: int, ND: int, device: torch.device) -> tuple[Tensor |
         if NQ != ND:
             raise ValueError(f"without pairs, query i is scored with document i: got {NQ} queries, {ND} documents")
         return None, 1
-    index = pairs if isinstance(pairs, Tensor) else torch.as_tensor(np.asarray(pairs))
+    index = pairs if isinstance(pairs, Tensor) else torch.from_numpy(np.array(pairs))
     if index.numel() == 0 and index.ndim == 1:
         index = index.new_empty((0, 2)).long()
     if index.ndim != 2 or index.shape[1] != 2:

@@ -30,7 +30,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
 
 
 def _index(value: Any, what: str) -> Tensor:
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     if tensor.ndim != 1:
         raise ValueError(f"{what} must have one dimension, got shape {list(tensor.shape)}")
     if tensor.dtype not in (torch.int32, torch.int64):
@@ -75,7 +75,7 @@ class Packed:
             raise ValueError("offsets must have N + 1 entries, at least the 0 they start with")
         longest = T
         if validate or given.device.type == "cpu":
-            lengths = given.diff()
+            lengths = given.long().clamp(-1, T + 1).diff()  # clamped, so that differences do not wrap round
             first, last = int(given[0]), int(given[-1])
             if first != 0:
                 raise ValueError(f"offsets must start at 0, got {first}")
@@ -96,8 +96,8 @@ class Packed:
         tensors = [as_tensor(item, f"items[{i}]") for i, item in enumerate(items)]
         if not tensors:
             raise ValueError("cannot pack an empty list: its width is unknown")
-        offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64)
-        torch.cumsum(torch.tensor([item.shape[0] for item in tensors]), 0, out=offsets[1:])
+        offsets = np.zeros(len(tensors) + 1, np.int64)
+        np.cumsum([item.shape[0] for item in tensors], out=offsets[1:])
         return cls(torch.cat(tensors), offsets)
 
     def __len__(self) -> int:

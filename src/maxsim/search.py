@@ -30,8 +30,9 @@ class Corpus(Store):
         """The k best documents of each query, exactly.
 
         Args:
-            queries: `[NQ, LQ, D]`, one `[LQ, D]`, a list of `[L_i, D]` (torch or numpy), `Packed` or `Views`; any float
-                dtype, converted to the corpus' dtype, on any device.
+            queries: `[NQ, LQ, D]` of which every row counts, one `[LQ, D]`, a list or another iterable of `[L_i, D]`
+                (torch or numpy, of any mixture of dtypes and devices), an object array of them, `Packed`, `Views`, or
+                PyTorch's jagged nested tensor; any float dtype, converted to the corpus' dtype, on any device.
             k: at least 0; beyond the corpus it gives every document that has tokens.
             subset: ids to search in; None searches everything, an empty one nothing.
 
@@ -40,10 +41,11 @@ class Corpus(Store):
             tokens are never hits; a query without tokens has none.
 
         Raises:
-            ValueError: negative k, queries of another width, NaN or infinity in queries (in the corpus' dtype).
-            TypeError: queries that are not floats.
+            ValueError: negative k, queries of another shape or width, NaN or infinity in them (in the corpus' dtype).
+            TypeError: queries of another form or not floats, k that is not an integer, a single str as `subset`.
             KeyError: an id in `subset` that is not there.
             CorpusError: the files are not what the catalogue says.
+            UnsupportedError: no backend can score this corpus on its device.
         """
         return search(self, queries, k, subset)
 
@@ -82,7 +84,8 @@ def search(store: Store, queries: TokensLike, k: int, subset: Iterable[Id] | Non
 def _queries(queries: Any, store: Store) -> Tensor | Packed:
     """Queries in the corpus' dtype and on its device, of its width and finite."""
     if isinstance(queries, np.ndarray) and queries.dtype == object:
-        queries = list(queries)
+        # of items of one length numpy makes a block of Python floats
+        queries = list(queries) if queries.ndim == 1 else queries.astype(np.float64)
     if isinstance(queries, Packed):
         asked: Tensor | Packed = Packed(_convert(queries.tokens, store, "queries"), queries.offsets, queries.max_length)
     elif isinstance(queries, Views):

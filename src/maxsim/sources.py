@@ -32,7 +32,9 @@ class Text(NamedTuple):
 
 
 def read(path: str | Path) -> Iterator[Text]:
-    """The documents of a file or folder, folders in the order of their paths; one line is in memory at a time.
+    """The documents of a file or folder, folders in the order of their paths.
+
+    Texts are read one by one and not kept; the ids and the places of all of them are, to find an id that comes twice.
 
     Raises:
         SourceError: missing or empty, not UTF-8, not JSON, without an id or text, an id that comes twice (names both

@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None) -> int:
     outcomes: list[Outcome] = []
     ceilings = Ceilings(device)
     append = options.append
+    path: Path | None = None
     for number, case in enumerate(cases):
         names = [
             name for name in chosen or default_contenders(case, device) if f"{case.name}={name}" not in options.skip
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None) -> int:
             path = write(records, folder, label, append)
             append = True
     print(f"\n{summary(outcomes)}")
-    if folder and append:
+    if path:
         print(f"\nrecord: {path}")
     return 0
 

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .errors import CorpusError
 from .segments import DTYPES, SegmentRecord
@@ -49,8 +49,12 @@ class Catalogue:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
 
+    def absent(self) -> bool:
+        """Whether there is no catalogue; a file left empty by an interrupted creation counts as none."""
+        return not self.path.is_file() or not self.path.stat().st_size
+
     def create(self, dim: int, dtype: str, encoder: str | None) -> None:
-        """Makes the tables. A file left empty by an interrupted creation counts as absent.
+        """Makes the tables where the catalogue is absent.
 
         Raises:
             FileExistsError: there is a corpus already.
@@ -68,7 +72,12 @@ class Catalogue:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """One consistent view, whatever writers do meanwhile."""
+        """One consistent view, whatever writers do meanwhile.
+
+        Raises:
+            FileNotFoundError: the catalogue is absent.
+            CorpusError: it is damaged, of a newer format, or locked.
+        """
         with self._connection("rw") as db:
             db.execute("BEGIN")
             self._check_format(db)
@@ -79,7 +88,8 @@ class Catalogue:
         """One transaction: committed when the block ends, undone when it raises. A second writer waits here.
 
         Raises:
-            CorpusError: another process kept the catalogue locked for WAIT_SECONDS, or the folder is read-only.
+            FileNotFoundError: the catalogue is absent.
+            CorpusError: another process kept it locked for WAIT_SECONDS, the folder is read-only, or the disk is full.
         """
         with self._connection("rw") as db:
             db.execute("PRAGMA synchronous = EXTRA")
@@ -92,8 +102,8 @@ class Catalogue:
 
     @contextmanager
     def _connection(self, mode: str) -> Iterator[sqlite3.Connection]:
-        if mode != "rwc" and not self.path.is_file():
-            raise FileNotFoundError(f"{self.path.parent} is not a corpus: it has no {FILE}")
+        if mode != "rwc" and self.absent():
+            self._raise_absent()
         db: sqlite3.Connection | None = None
         try:
             uri = f"{self.path.absolute().as_uri()}?mode={mode}"
@@ -110,14 +120,18 @@ class Catalogue:
             if db is not None:
                 db.close()  # undoes what was not committed
 
+    def _raise_absent(self) -> NoReturn:
+        what = f"its {FILE} is empty" if self.path.is_file() else f"it has no {FILE}"
+        raise FileNotFoundError(f"{self.path.parent} is not a corpus: {what}")
+
     def _check_format(self, db: sqlite3.Connection) -> None:
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
+        if self.absent():  # SQLite has just undone an interrupted creation
+            self._raise_absent()
         size = self.path.stat().st_size
         if application != APPLICATION:
-            raise CorpusError(
-                f"{self.path}: {size} bytes, not the catalogue of a corpus (or its creation was interrupted)"
-            )
+            raise CorpusError(f"{self.path}: {size} bytes, not the catalogue of a corpus")
         pages, page_bytes = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         if size != pages * page_bytes:  # SQLite itself overlooks a last page that is cut
             raise CorpusError(f"{self.path}: {size} bytes, expected {pages * page_bytes}; restore the file from a copy")
@@ -169,6 +183,6 @@ def deleted_rows(db: sqlite3.Connection, record: SegmentRecord) -> list[int]:
 def tombstone(db: sqlite3.Connection, position: int) -> None:
     db.execute("UPDATE documents SET deleted = 1, text = NULL, metadata = NULL WHERE position = ?", (position,))
     db.execute(
-        "UPDATE segments SET deleted = deleted + 1 WHERE first <= ?1 AND ?1 < first + documents",
-        (position,),
+        "UPDATE segments SET deleted = deleted + 1 WHERE first <= ? AND ? < first + documents",
+        (position, position),
     )

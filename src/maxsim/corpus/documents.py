@@ -31,7 +31,7 @@ def check_id(value: object) -> Id:
 
 def id_list(ids: object) -> list[Id]:
     """Checked ids of any iterable but a single str."""
-    return [check_id(id) for id in _iterable(ids, "ids")]
+    return [check_id(id) for id in _ids(ids)]
 
 
 def check_text(id: Id, text: object) -> str | None:
@@ -58,6 +58,8 @@ def documents_of(embeddings: object) -> tuple[int | None, Iterator[Tensor]]:
     """How many documents there are, None if only reading tells, and the documents as [L, D] tensors of floats."""
     if isinstance(embeddings, (Packed, Views)):
         return len(embeddings), _from_ragged(embeddings)
+    if isinstance(embeddings, np.ndarray) and embeddings.dtype == object and embeddings.ndim > 1:
+        embeddings = embeddings.astype(np.float64)  # of items of one length numpy makes a block of Python floats
     items: Iterable[Any]
     if isinstance(embeddings, Tensor) and embeddings.is_nested:
         items = embeddings.unbind()
@@ -78,7 +80,7 @@ def together(
 ) -> Iterator[tuple[Any, Tensor, Any, Any]]:
     """One row a document; ValueError when one input ends before another (at once where lengths are known)."""
     count, documents = documents_of(embeddings)
-    given: dict[str, Iterable[Any]] = {"ids": _iterable(ids, "ids"), "embeddings": documents}
+    given: dict[str, Iterable[Any]] = {"ids": _ids(ids), "embeddings": documents}
     if texts is not None:
         given["texts"] = _iterable(texts, "texts")
     if metadata is not None:
@@ -127,9 +129,11 @@ def _count(value: object) -> int | None:
     return len(value) if isinstance(value, Sized) else None
 
 
+def _ids(ids: object) -> Iterable[Any]:
+    return _iterable(ids.tolist() if hasattr(ids, "tolist") else ids, "ids")  # numpy and torch ids become Python's
+
+
 def _iterable(value: object, what: str) -> Iterable[Any]:
-    if hasattr(value, "tolist") and what == "ids":
-        value = value.tolist()  # numpy and torch ids become Python's
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise TypeError(f"{what} must be a list or another iterable, got {type(value).__name__}")
     return value

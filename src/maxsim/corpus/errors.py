@@ -4,4 +4,5 @@ from __future__ import annotations
 
 
 class CorpusError(RuntimeError):
-    """A corpus that is damaged, of a newer format, or locked by a writer; the message names the file and the fault."""
+    """A corpus that is damaged, of a newer format, locked by a writer, or cannot be written; the message names the file
+    and the fault."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -93,18 +93,25 @@ class SegmentBuffer:
         return None
 
     def write(self, folder: Path, number: int, first: int) -> SegmentRecord:
-        """Writes the segment and returns what the catalogue must remember of it. Empties the buffer."""
+        """Writes the segment and returns what the catalogue must remember of it. Empties the buffer.
+
+        Raises:
+            CorpusError: the file cannot be written, on a full disk say.
+        """
         tokens = self._tokens[: self._offsets[-1]]
         record = SegmentRecord(number, first, len(self), tokens.shape[0], 0, "")
         path, temporary = folder / record.file, folder / (record.file + ".tmp")
-        save_file({"offsets": torch.tensor(self._offsets), "tokens": tokens}, temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        size, digest = temporary.stat().st_size, sha256(temporary)
-        os.replace(temporary, path)
-        sync_folder(folder)
+        try:
+            save_file({"offsets": torch.tensor(self._offsets), "tokens": tokens}, temporary)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            record = replace(record, bytes=temporary.stat().st_size, sha256=sha256(temporary))
+            os.replace(temporary, path)
+            sync_folder(folder)
+        except (SafetensorError, OSError) as error:
+            raise CorpusError(f"{temporary}: cannot be written: {error}") from error
         self._offsets = [0]
-        return SegmentRecord(number, first, record.documents, record.tokens, size, digest)
+        return record
 
 
 def open_segment(folder: Path, record: SegmentRecord, dim: int, dtype: torch.dtype, device: torch.device) -> Segment:

@@ -35,7 +35,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Info:
-    """What a corpus holds. `bytes` counts the segments on disk, deleted documents included."""
+    """What a corpus holds. `tokens` and `bytes` count what is on the disk, deleted documents included."""
 
     documents: int
     deleted: int
@@ -88,6 +88,7 @@ class Store:
         Raises:
             FileExistsError: a corpus, or anything else, is there.
             ValueError: unknown dtype, or dim below 1.
+            CorpusError: the catalogue cannot be written.
         """
         name = str(dtype).removeprefix("torch.")
         if name not in DTYPES:
@@ -99,8 +100,15 @@ class Store:
         others = sorted(p.name for p in folder.iterdir() if not p.name.startswith(sql.FILE) and p.name != "segments")
         if others:
             raise FileExistsError(f"{folder} is not empty (it holds {others[0]}): a corpus needs a folder of its own")
-        (folder / "segments").mkdir(exist_ok=True)
-        Catalogue(folder).create(dim, name, encoder)
+        segments, catalogue = folder / "segments", Catalogue(folder)
+        segments.mkdir(exist_ok=True)
+        strays = sorted(p.name for p in segments.iterdir())
+        if strays and catalogue.absent():  # the first `add` would sweep them away
+            raise FileExistsError(
+                f"{segments} is not empty (it holds {strays[0]}), and there is no catalogue: restore {sql.FILE} from a "
+                "copy, or take another folder"
+            )
+        catalogue.create(dim, name, encoder)
         return cls(folder)
 
     @classmethod
@@ -120,14 +128,17 @@ class Store:
 
     @property
     def dim(self) -> int:
+        """Width D of every embedding, known since the corpus was opened."""
         return self._settings.dim
 
     @property
     def dtype(self) -> torch.dtype:
+        """How embeddings are kept, and what queries are converted to: float16, bfloat16 or float32."""
         return DTYPES[self._settings.dtype]
 
     @property
     def encoder(self) -> str | None:
+        """Name of the model whose embeddings these are, None if `create` was given none."""
         return self._settings.encoder
 
     def __len__(self) -> int:
@@ -165,7 +176,7 @@ class Store:
             ValueError: an id that is there already, another width, numbers of ids and embeddings that differ, NaN or
                 infinity (also one that appears in the conversion).
             TypeError: ids that are neither str nor int, embeddings that are not floats, metadata that is not JSON.
-            CorpusError: another process keeps writing, or the folder cannot be written.
+            CorpusError: another process keeps writing, the disk is full, or the folder cannot be written.
         """
         rows = together(ids, embeddings, texts, metadata)
         with self._catalogue.writing() as db:
@@ -209,6 +220,8 @@ class Store:
 
         Raises:
             KeyError: an id that is not there.
+            TypeError, ValueError: an id that no document can have.
+            CorpusError: as for `add`.
         """
         wanted = dict.fromkeys(id_list(ids))
         with self._catalogue.writing() as db:
@@ -217,7 +230,13 @@ class Store:
         return len(wanted)
 
     def get(self, id: Id) -> Document:
-        """One document. Raises KeyError for an id that is not there."""
+        """One document.
+
+        Raises:
+            KeyError: an id that is not there.
+            TypeError, ValueError: an id that no document can have.
+            CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
+        """
         with self._catalogue.reading() as db:
             row = sql.find(db, check_id(id), "position, id, text, metadata")
             if row is None:
@@ -231,17 +250,31 @@ class Store:
         return Document(found, embeddings, text, None if metadata is None else json.loads(metadata))
 
     def texts(self, ids: Iterable[Id]) -> dict[Id, str | None]:
-        """The texts of those of `ids` that are in the corpus."""
+        """The texts of those of `ids` that are in the corpus, None for a document without one.
+
+        Raises:
+            TypeError, ValueError: an id that no document can have, or a single str instead of ids.
+            FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
+        """
         with self._catalogue.reading() as db:
             found = ((id, sql.find(db, id, "text")) for id in id_list(ids))
             return {id: row[0] for id, row in found if row is not None}
 
     def ids(self) -> list[Id]:
-        """All ids, in the order in which they were added."""
+        """All ids, in the order in which they were added.
+
+        Raises:
+            FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
+        """
         with self._catalogue.reading() as db:
             return [row[0] for row in db.execute("SELECT id FROM documents WHERE deleted = 0 ORDER BY position")]
 
     def info(self) -> Info:
+        """What the corpus holds now, read from the catalogue alone.
+
+        Raises:
+            FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
+        """
         with self._catalogue.reading() as db:
             records = sql.segment_records(db)
         deleted = sum(r.deleted for r in records)

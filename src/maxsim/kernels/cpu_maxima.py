@@ -25,7 +25,6 @@ from .cpu_threads import Scratch
 BLOCK = 1 << 17  # similarities of a block
 MIN_TOKENS = 1024  # of it, with up to WIDEST query rows
 TOKENS = 1 << 19  # elements of a block's token rows, so that wide tokens stay in cache too
-STREAM = 32  # tokens a piece; a run of 16 costs what its product does
 SLACK = 1024  # similarities that padding may waste a piece before another block is cheaper
 
 
@@ -84,9 +83,6 @@ def _maxima(
     if places is not None:
         places = places[run.low : run.high]
     parts = [(low, min(R, low + WIDEST), run.queries[low : low + WIDEST].T) for low in range(0, R, WIDEST)]
-    if places is None and pieces.rows is None and _stream(first, length):
-        _maxima_of_stream(documents, first, length, parts, out, scratch, multiply, space)
-        return
     whole = _in_place(documents, first, length, pieces.rows)
     for chosen, width in _blocks(length, block_tokens(R, documents.width), SLACK // R):
         if whole is not None and isinstance(chosen, slice) and (chosen.stop - chosen.start) * width >= LEAST:
@@ -117,41 +113,6 @@ def _maxima(
                     multiply(tokens, part, block)
                     place = similarity.max(1).indices
                 places[target, low:high] = place.to(places.dtype)
-
-
-def _maxima_of_stream(
-    documents: Rows,
-    first: np.ndarray,
-    length: np.ndarray,
-    parts: list[tuple[int, int, Tensor]],
-    out: Tensor,
-    scratch: Scratch,
-    multiply: Multiply,
-    space: Tensor,
-) -> None:
-    """Pieces of any lengths that follow one another: read in their order, without a gather."""
-    last, limit = first + length, space.numel() // max(high - low for low, high, _ in parts)
-    low = 0
-    while low < len(first):
-        start = int(first[low])
-        high = max(low + 1, int(np.searchsorted(last, start + limit, side="right")))
-        m = int(last[high - 1]) - start
-        tokens = documents.block(slice(start, start + m), scratch)
-        if len(parts) == 1 and documents.in_place:
-            tokens.sum()
-        for begin, end, part in parts:
-            block = space[: tokens.shape[0] * (end - begin)].view(end - begin, tokens.shape[0])
-            multiply(tokens, part, block.T)
-            found = np.maximum.reduceat(block.numpy()[:, :m], first[low:high] - start, axis=1)
-            out[low:high, begin:end] = torch.from_numpy(found).T
-        low = high
-
-
-def _stream(first: np.ndarray, length: np.ndarray) -> bool:
-    """Whether pieces follow one another, in several lengths, long enough on average for a reduction by runs."""
-    last = first + length
-    rows = int(last[-1]) - int(first[0])
-    return rows >= STREAM * len(first) and bool((first[1:] == last[:-1]).all() and (length != length[0]).any())
 
 
 def _blocks(length: np.ndarray, limit: int, slack: int) -> list[tuple[slice | np.ndarray, int]]:

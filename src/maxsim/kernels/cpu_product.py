@@ -40,7 +40,7 @@ Multiply = Callable[[Tensor, Tensor, Tensor], None]
 
 def product(dtype: torch.dtype, width: int) -> Multiply:
     """→ multiply(tokens, queries, out): `tokens` `[m, width]`, m >= LEAST; `queries` `[width, n]`, the transpose of
-    contiguous rows, n a multiple of ROWS up to WIDEST; `out` `[m, n]`, contiguous or so transposed."""
+    contiguous rows, n a multiple of ROWS up to WIDEST; `out` `[m, n]`."""
     return _product(dtype, width, torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
 
 
@@ -76,14 +76,11 @@ def _product(dtype: torch.dtype, width: int, precision: str) -> Multiply:
     whole = torch.mm(tokens, queries.T)
 
     def same(shapes: Iterable[tuple[int, int, int, int]]) -> bool:
-        """Whether `m` tokens from `t` on with `n` query tokens from `q` on give what all together give, row or column
-        by row or column."""
-        for m, n, t, q in shapes:
-            part = tokens[t : t + m], queries[q : q + n].T
-            across = torch.mm(*part, out=whole.new_empty(part[1].shape[1], part[0].shape[0]).T)
-            if not all(torch.equal(found, whole[t : t + m, q : q + n]) for found in (torch.mm(*part), across)):
-                return False
-        return True
+        """Whether `m` tokens from `t` on with `n` query tokens from `q` on give what all together give."""
+        return all(
+            torch.equal(torch.mm(tokens[t : t + m], queries[q : q + n].T), whole[t : t + m, q : q + n])
+            for m, n, t, q in shapes
+        )
 
     if same(_SHAPES):
         return plain
