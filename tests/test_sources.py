@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from maxsim.sources import SourceError, Text, read
@@ -100,3 +102,11 @@ def test_good_documents_before_a_fault_are_yielded(tmp_path):
 def test_an_id_and_its_digits_differ(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"id": 1, "text": "x"}\n{"id": "1", "text": "y"}')
     assert [text.id for text in read(path)] == [1, "1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_is_refused(tmp_path):
+    """It could be read only once."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="save it to a file"):
+        list(read(tmp_path / "pipe"))

@@ -56,6 +56,10 @@ def read(path: str | Path) -> Iterator[Text]:
 def _read_any(path: Path) -> Iterable[Text]:
     if path.is_dir():
         return _read_folder(path)
+    if path.exists() and not path.is_file():
+        raise SourceError(
+            f"{path} is neither a file nor a folder; a source is read more than once, so save it to a file"
+        )
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
     return _read_json_lines(path) if path.suffix.lower() in JSON_LINES else _read_lines(path)
