@@ -121,7 +121,7 @@ def test_block_borders(rows: int, beyond: int, form: str) -> None:
         assert torch.equal(scores[0], best.values.sum(1))
 
 
-@pytest.mark.parametrize("where", [0, 4095, 4096, 8191, 8999])
+@pytest.mark.parametrize("where", [0, 8191, 8192, 8999])
 def test_nan_wins_in_every_piece(where: int) -> None:
     documents = torch.ones(2, 9000, 8)
     documents[1, where, 3] = torch.nan

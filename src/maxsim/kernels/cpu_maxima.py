@@ -20,11 +20,12 @@ from .cpu_product import LEAST, ROWS, WIDEST, Multiply, product
 from .cpu_rows import Rows
 from .cpu_threads import Scratch
 
-# AMD EPYC (Zen 3, 2 cores, 512 KiB of L2 each, 32 MiB of L3), PyTorch 2.13, one thread, 2026-11-29: 4096 tokens x 32
-# query rows run at 80 GFLOP/s, 1024 x 256 at 94, 256 x 32 at 70. Smaller blocks also lose time in calls.
-BLOCK = 1 << 17  # similarities of a block
+# AMD EPYC (Zen 3, 2 cores, 512 KiB of L2 each, 32 MiB of L3), PyTorch 2.13, 2026-11-29: in cache one thread runs 4096
+# tokens x 32 query rows at 80 GFLOP/s, 1024 x 256 at 94, 256 x 32 at 70. From memory, 32 query rows with 204800 tokens
+# on two threads take 25 ms in blocks of 1024 tokens, 21 of 2048, 19 of 4096, 17.6 of 10240 (one product of all: 16.9).
+BLOCK = 1 << 18  # similarities of a block
 MIN_TOKENS = 1024  # of it, with up to WIDEST query rows
-TOKENS = 1 << 19  # elements of a block's token rows, so that wide tokens stay in cache too
+TOKENS = 1 << 20  # elements of a block's token rows
 SLACK = 1024  # similarities that padding may waste a piece before another block is cheaper
 
 
@@ -88,9 +89,6 @@ def _maxima(
         if whole is not None and isinstance(chosen, slice) and (chosen.stop - chosen.start) * width >= LEAST:
             n = chosen.stop - chosen.start
             tokens = whole[chosen.start * width : chosen.stop * width]
-            if len(parts) == 1:
-                # reads them into cache in order; the product reads several rows at a time and waits longer for memory
-                tokens.sum()
         else:
             rows = _rows(first[chosen], length[chosen], width, pieces.rows)
             n = len(first[chosen])

@@ -26,12 +26,12 @@ class Rows:
             and (self.flat.shape[0] <= 1 or self.flat.stride(0) >= self.width)
         )
 
-    def block(self, rows: np.ndarray | slice, scratch: Scratch, least: int = LEAST, name: str = "rows") -> Tensor:
-        """→ `[max(m, least), D]`, rows past m zero: a view where it can be, else in the scratch buffer `name`."""
+    def block(self, rows: np.ndarray | slice, scratch: Scratch, least: int = LEAST) -> Tensor:
+        """→ `[max(m, least), D]`, rows past m zero: a view where it can be, else in the scratch."""
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         if isinstance(rows, slice) and self.in_place and self.flat is not None and count >= least:
             return self.flat[rows]
-        out = scratch.take(name, (max(count, least), self.width), self.dtype)
+        out = scratch.take("rows", (max(count, least), self.width), self.dtype)
         self.read(rows, out[:count])
         out[count:] = 0
         if self.normalize:

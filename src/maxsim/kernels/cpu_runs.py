@@ -56,7 +56,8 @@ class Documents:
                 first = size.cumsum() - size
                 self._position, self._begin = torch.from_numpy(found.position), torch.from_numpy(first)
                 self._zero = torch.from_numpy(found.first_masked)[:, None] if masked_zero else None
-        self.empty = torch.from_numpy((length if masked_zero else size) == 0)
+        empty = (length if masked_zero else size) == 0
+        self.empty, self.some_empty = torch.from_numpy(empty), bool(empty.any())
         self.owner = np.arange(self.count)
         self._offset: np.ndarray | None = None  # of a piece in its document, where not every document is one piece
         if bool((size == 0).any()) or int(size.max(initial=0)) > limit:

@@ -29,7 +29,8 @@ class Tree:
             return values.new_zeros(self.items, values.shape[1])
         values = values.reshape(self.items, self.each, -1)
         while (count := values.shape[1]) > 1:
-            added = values[:, 0 : count - 1 : 2] + values[:, 1::2]
+            even = values[:, : count // 2 * 2]
+            added = even.unflatten(1, (-1, 2)).sum(2)
             values = torch.cat([added, values[:, -1:]], 1) if count % 2 else added
         return values[:, 0] + 0.0  # −0 becomes 0, as in the sums above
 
