@@ -13,4 +13,3 @@ NEVER_SPILL = (
     "odd",
     "candidates", "float32-highest", "float32-high", "float32-medium", "train-pairs",
 )  # fmt: skip
-MAY_SPILL = {("float32-highest", 100)}  # 176 bytes, measured 2026-11-29

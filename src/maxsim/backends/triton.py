@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from ..kernels import gradients
-from ..kernels.configs import forward_config, shared_bytes
+from ..kernels.configs import forward_config
 from ..kernels.scores import Launch, Outputs, _scores_kernel, scores
 from ..kernels.sides import Side
 from ..layout import Problem, Tokens
@@ -64,7 +64,7 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
         min(d.max_length, d.data.shape[0] // max(d.count, 1)) if d.ragged else d.max_length,
         d.count,
         winners,
-        shared_bytes(capability(problem.device)),
+        capability(problem.device),
     )
     with on_device(problem.device):
         launch = scores(

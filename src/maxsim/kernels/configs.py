@@ -29,7 +29,9 @@ def shared_bytes(capability: tuple[int, int]) -> int:
     return {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(capability, 99) * 1024
 
 
-def forward_config(itemsize: int, D: int, LQ: int, NQ: int, LD: int, ND: int, winners: bool, shared: int) -> Config:
+def forward_config(
+    itemsize: int, D: int, LQ: int, NQ: int, LD: int, ND: int, winners: bool, capability: tuple[int, int]
+) -> Config:
     """The tiles for tokens of `itemsize` bytes and width D, when ND documents of about LD tokens meet NQ queries of up
     to LQ at once.
 
@@ -42,9 +44,10 @@ def forward_config(itemsize: int, D: int, LQ: int, NQ: int, LD: int, ND: int, wi
     if itemsize == 4:
         if D > 128:
             return Config(BLOCK_LQ, 64, 32, 8 if BLOCK_LQ == 128 else 4, 3)
-        # float16 products of scaled halves, at 1x1024 vs 500x1024: 131 TFLOP/s with 4 warps, 66 with 8; IEEE products
-        # 13
-        return Config(BLOCK_LQ, 64, BLOCK_D, 4, 3 if BLOCK_LQ == 32 and shared > 160 << 10 else 1)
+        # float16 products of scaled halves, 1x1024 vs 500x1024: 131 TFLOP/s with 4 warps, 66 with 8; IEEE products 13.
+        # On other cards than Hopper 4 warps spill (compiled, not run).
+        warps = 8 if BLOCK_LQ == 128 and capability[0] != 9 else 4
+        return Config(BLOCK_LQ, 64, BLOCK_D, warps, 3 if BLOCK_LQ == 32 and shared_bytes(capability) > 160 << 10 else 1)
     if D > 128:
         return Config(BLOCK_LQ, 64, 64, 4, 4 if BLOCK_LQ == 32 else 3)
     if BLOCK_LQ == 128:
