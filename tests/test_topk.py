@@ -85,6 +85,19 @@ def test_empty_documents_are_no_hits(lane):
     assert lane.topk(q, torch.stack([one] * 4), 4, None, mask, masked="zero").indices.tolist() == [[1, 3, 0, 2]]
 
 
+@pytest.mark.interpreter
+def test_a_document_that_scores_minus_infinity_is_a_hit(lane, chunks_of):
+    """Only documents without kept tokens are none, and those come last."""
+    q, one = lane.tensor([[1.0]]), lane.tensor([[1.0]])
+    items = [one[:0], one * -INF, one, one[:0], one * -INF]
+    for size in (1, 2, 100):
+        chunks_of(size)
+        found = lane.topk(q, items, 5)
+        assert found.indices.tolist() == [[2, 1, 4, -1, -1]]
+        assert found.scores.tolist() == [[1, -INF, -INF, -INF, -INF]]
+        assert lane.topk(q, items, 2).indices.tolist() == [[2, 1]]
+
+
 def test_one_empty_document_among_many(lane):
     """Case 21."""
     q = integers(6, 3, 8, device=lane.device)

@@ -69,11 +69,10 @@ def search(store: Store, queries: TokensLike, k: int, subset: Iterable[Id] | Non
                 starts, lengths = starts[rows], lengths[rows]
             found = topk(asked, Views(segment.tokens, starts, lengths, max_length=segment.longest), k)
             local = found.indices if rows is None else rows[found.indices.clamp(min=0)]
+            place = torch.where(found.indices < 0, found.indices, local + segment.record.first)
             # segments come in the order of adding, so columns of equal scores stay in it
-            scores, positions = merge(
-                torch.cat([scores, found.scores], 1), torch.cat([positions, local + segment.record.first], 1), k
-            )
-    hits = scores != float("-inf")
+            scores, positions = merge(torch.cat([scores, found.scores], 1), torch.cat([positions, place], 1), k)
+    hits = positions >= 0
     names = store.ids_at(set(positions[hits].tolist()))
     return [
         [Hit(names[position], score) for position, score, hit in zip(*row, strict=True) if hit]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .autograd import run
-from .layout import MaskLike, Problem, TokensLike, make_problem
+from .layout import MaskLike, Problem, Tokens, TokensLike, make_problem
 
 CHUNK_BYTES = 16 << 20  # scores and keys of one chunk of documents
 
@@ -38,8 +38,9 @@ def topk(
         k: at least 0; beyond the number of documents it gives them all.
         the others: as for `score`, without candidates.
 
-    Documents without kept tokens are never hits, and a query without kept tokens has none. `[NQ, ND]` scores are never
-    held: documents are scored in chunks, whose size changes no hit.
+    Documents without kept tokens are never hits, and a query without kept tokens has none; a document that scores −inf
+    by its similarities is one. `[NQ, ND]` scores are never held: documents are scored in chunks, whose size changes no
+    hit.
 
     Raises:
         ValueError: negative k; candidates per query.
@@ -61,7 +62,7 @@ def top_documents(problem: Problem, k: int, backend: str | None = None) -> TopK:
     k = min(k, ND)
     scores = torch.empty(NQ, 0, dtype=problem.result_dtype, device=problem.device)
     indices = torch.empty(NQ, 0, dtype=torch.int64, device=problem.device)
-    blank = _empty_queries(problem)
+    blank = _empty(problem.queries, False)
     step = max(1, CHUNK_BYTES // (12 * max(NQ, 1)))
     for low in range(0, ND if k else 0, step):
         high = min(low + step, ND)
@@ -72,30 +73,36 @@ def top_documents(problem: Problem, k: int, backend: str | None = None) -> TopK:
             normalize=problem.normalize,
         )
         found = run(part, backend).scores
-        if blank is not None:
-            found = found.masked_fill(blank[:, None], float("-inf"))
         index = torch.arange(low, high, device=problem.device).expand(NQ, -1)
+        empty = _empty(part.documents, problem.masked_zero)
+        if empty is not None:
+            index = index.masked_fill(empty, -1)
+        if blank is not None:
+            index = index.masked_fill(blank[:, None], -1)
         scores, indices = merge(torch.cat([scores, found], 1), torch.cat([indices, index], 1), k)
-    return TopK(scores, indices.masked_fill(scores == float("-inf"), -1))
+    return TopK(scores.masked_fill(indices < 0, float("-inf")), indices)
 
 
 def merge(scores: Tensor, indices: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k best columns of each row, equal scores in the order of the columns: `[NQ, N]` twice → `[NQ, min(k, N)]`
-    twice."""
+    twice. Columns of a negative index are no hits and come last."""
+    # a hit's −inf counts as the lowest finite score: before all that is no hit
+    key = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(indices < 0, float("-inf"))
     # sort, not topk: topk leaves the order of equal scores open
-    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    order = key.sort(dim=1, descending=True, stable=True).indices[:, :k]
     return scores.gather(1, order), indices.gather(1, order)
 
 
-def _empty_queries(problem: Problem) -> Tensor | None:
-    """True for queries without a kept token, or None where there is none."""
-    q = problem.queries
-    if q.starts is None or q.ends is None:
-        if q.mask is not None:
-            return ~q.mask.any(1)
-        return torch.ones(q.count, dtype=torch.bool, device=problem.device) if q.max_length == 0 else None
-    if q.mask is None:
-        return q.ends <= q.starts
-    kept = torch.cat([q.mask.new_zeros(1, dtype=torch.int64), q.mask.cumsum(0)])
-    T = q.data.shape[0]
-    return kept[q.ends.clamp(0, T)] <= kept[q.starts.clamp(0, T)]
+def _empty(tokens: Tokens, masked_count: bool) -> Tensor | None:
+    """True for items without a kept token, `[count]`, or None where there is none. `masked_count`: masked rows count
+    too."""
+    mask = None if masked_count else tokens.mask
+    if tokens.starts is None or tokens.ends is None:
+        if mask is not None:
+            return ~mask.any(1)
+        return torch.ones(tokens.count, dtype=torch.bool, device=tokens.data.device) if tokens.max_length == 0 else None
+    if mask is None:
+        return tokens.ends <= tokens.starts
+    kept = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask.cumsum(0)])
+    T = tokens.data.shape[0]
+    return kept[tokens.ends.clamp(0, T)] <= kept[tokens.starts.clamp(0, T)]
