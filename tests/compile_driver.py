@@ -80,9 +80,11 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
     """One call for each path through the kernels: few and many query rows, wide and odd rows, ragged, masked,
     pairs, gradients."""
     import maxsim
+    from maxsim.backends import hopper
     from maxsim.backends import triton as backend
 
-    backend.unsupported = lambda problem: ()
+    backend.unsupported = hopper.unsupported = lambda problem, winners: ()
+    hopper._card = lambda device: ((9, 0), 132)
     backend.capability = lambda device: divmod(capability, 10)  # tiles depend on the card
     half, brain, single = torch.float16, torch.bfloat16, torch.float32
 
@@ -112,7 +114,11 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         maxsim.score_pairs(q, d, backend="triton").sum().backward()
 
     mask = torch.ones(4, 300, dtype=torch.bool)
-    return {
+
+    def dense(q, d, *masks):
+        return lambda: maxsim.score(q, d, *masks, backend="hopper")
+
+    known = {
         "text": lambda: score(tokens(1, 32, 128), tokens(4, 300, 128)),
         "page": lambda: score(tokens(1, 1024, 128), tokens(4, 1024, 128)),
         "page-bfloat16": lambda: score(tokens(1, 1024, 128, dtype=brain), tokens(4, 1024, 128, dtype=brain)),
@@ -139,6 +145,16 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         "train-packed": train_packed,
         "train-pairs": train_pairs,
     }
+    if capability == 90:
+        known |= {
+            "hopper": dense(tokens(128, 32, 128), tokens(4, 300, 128)),
+            "hopper-bfloat16-wide": dense(tokens(2, 300, 256, dtype=brain), tokens(4, 300, 256, dtype=brain)),
+            "hopper-narrow": dense(tokens(1, 128, 48), tokens(4, 300, 48)),
+            "hopper-one-tile": dense(tokens(1, 128, 128), tokens(4, 300, 128)),
+            "hopper-masked": dense(tokens(8, 32, 128), tokens(4, 300, 128), torch.ones(8, 32, dtype=torch.bool), mask),
+            "hopper-ragged": dense(packed(half, 9), packed(half), None, torch.ones(240, dtype=torch.bool)),
+        }
+    return known
 
 
 def main() -> None:

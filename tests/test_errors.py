@@ -121,7 +121,7 @@ CASES = {
     "pairs candidates": (lambda: maxsim.score_pairs(Q, D[None]), ValueError, ["score_pairs", "candidates"]),
     "topk candidates": (lambda: maxsim.topk(Q, torch.ones(2, 5, 6, 4), 3), ValueError, ["topk", "candidates"]),
     "k negative": (lambda: maxsim.topk(Q, D, -1), ValueError, ["k", "-1"]),
-    "backend name": (lambda: maxsim.score(Q, D, backend="gpu"), ValueError, ["'triton'", "'cpu'", "'gpu'"]),
+    "backend name": (lambda: maxsim.score(Q, D, backend="gpu"), ValueError, ["'hopper'", "'triton'", "'cpu'", "'gpu'"]),
     "backend for": (lambda: maxsim.backend_for(Q, D.half()), TypeError, ["float16"]),
     "matches": (lambda: maxsim.matches(Q, D[..., :3]), ValueError, ["4", "3"]),
     # Packed and Views
@@ -222,7 +222,7 @@ def test_object_array_of_equal_lengths():
 def test_unsupported_says_every_reason():
     with pytest.raises(UnsupportedError) as caught:
         maxsim.score(Q.to("meta"), D.to("meta"))
-    assert set(caught.value.reasons) == {"cpu", "triton"}
+    assert set(caught.value.reasons) == {"cpu", "hopper", "triton"}
     assert all(caught.value.reasons.values())
     assert all(re.search(name, str(caught.value)) for name in ("cpu", "triton"))
     assert issubclass(UnsupportedError, RuntimeError)

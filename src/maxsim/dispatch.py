@@ -12,7 +12,7 @@ from .errors import UnsupportedError
 from .layout import Problem
 from .result import Scored
 
-ORDER = ("triton", "cpu")  # fastest first
+ORDER = ("hopper", "triton", "cpu")  # fastest first
 
 
 class Backend(Protocol):
@@ -20,8 +20,12 @@ class Backend(Protocol):
 
     NAME: str
 
-    def unsupported(self, problem: Problem) -> Sequence[str]:
-        """Every reason why this backend cannot serve the problem; empty where it can."""
+    def unsupported(self, problem: Problem, winners: bool) -> Sequence[str]:
+        """Every reason why this backend cannot serve the problem, with winners where they are asked for; empty where it
+        can."""
+
+    def preferred(self, problem: Problem) -> bool:
+        """Whether the backend is faster at this problem than those behind it."""
 
     def forward(self, problem: Problem, winners: bool, maxima: bool) -> Scored:
         """Scores of a problem that is not empty, and, where asked, winners and (never without them) the maxima
@@ -30,7 +34,8 @@ class Backend(Protocol):
     def backward(
         self, problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients with the shape and dtype of the problem's data, from the winners alone."""
+        """Gradients with the shape and dtype of the problem's data, from the winners alone; of a backend that finds
+        winners."""
 
 
 @cache
@@ -40,17 +45,22 @@ def _load(name: str) -> Backend | str:
         from .backends import cpu
 
         return cast(Backend, cpu)
-    if name == "triton":
+    if name in ("hopper", "triton"):
         try:
+            if name == "hopper":
+                from .backends import hopper
+
+                return cast(Backend, hopper)
             from .backends import triton
-        except ImportError as error:  # not installed, or broken: the other backends work all the same
+
+            return cast(Backend, triton)
+        except ImportError as error:  # triton is not installed, or broken: the other backends work all the same
             return f"triton cannot be imported: {error}"
-        return cast(Backend, triton)
     raise ValueError(f"backend must be one of {', '.join(map(repr, ORDER))} or None, got {name!r}")
 
 
-def select(problem: Problem, backend: str | None = None) -> Backend:
-    """The backend asked for, else the fastest that can serve the problem.
+def select(problem: Problem, backend: str | None = None, winners: bool = False) -> Backend:
+    """The backend asked for, else the fastest that can serve the problem, with winners where they are asked for.
 
     Raises:
         UnsupportedError: naming each backend tried and every reason it gave.
@@ -62,8 +72,8 @@ def select(problem: Problem, backend: str | None = None) -> Backend:
         if isinstance(module, str):
             reasons[name] = [module]
             continue
-        why = module.unsupported(problem)
-        if not why:
+        why = module.unsupported(problem, winners)
+        if not why and (backend is not None or module.preferred(problem)):
             return module
-        reasons[name] = why
+        reasons[name] = why or ["is not the fastest for so little work; ask for it by name"]
     raise UnsupportedError(reasons)

@@ -49,7 +49,7 @@ def score(
         masked: "exclude": masked document tokens take no part. "zero": they compete with similarity 0, as padding with
             zero vectors does.
         normalize: score unit vectors (each token divided by its L2 norm, a zero token stays zero).
-        backend: "cpu" or "triton"; None takes the fastest that serves the problem exactly.
+        backend: "cpu", "triton" or "hopper"; None takes the fastest that serves the problem exactly.
 
     Returns:
         float32 (float64 for float64 inputs) `[NQ, ND]`, with candidates `[NQ, K]`, on the documents' device. A document
@@ -137,7 +137,7 @@ def backend_for(
     masked: str = "exclude",
     normalize: bool = False,
 ) -> str:
-    """The name of the backend that `score` would take for these arguments ("cpu" or "triton"). Errors as for
+    """The name of the backend that `score` would take for these arguments ("cpu", "triton" or "hopper"). Errors as for
     `score`."""
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
     return select(problem).NAME

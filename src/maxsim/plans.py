@@ -29,15 +29,18 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
     device = documents.device
     if queries.device != device or device.index != torch.cuda.current_device() or torch.compiler.is_compiling():
         return None
+    try:
+        alignment = (queries.data_ptr() % 16, documents.data_ptr() % 16)
+    except RuntimeError:  # wrapped by a transform of torch.func
+        return None
     return (
         queries.shape,
         queries.stride(),
         queries.dtype,
-        queries.data_ptr() % 16,
         documents.shape,
         documents.stride(),
         documents.dtype,
-        documents.data_ptr() % 16,
+        alignment,
         device.index,
         bool(normalize),
         backend,

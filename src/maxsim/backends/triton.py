@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
+from ..gpu import on_device, side
 from ..kernels import gradients
 from ..kernels.configs import forward_config
 from ..kernels.scores import Launch, Outputs, _scores_kernel, scores
-from ..kernels.sides import Side
-from ..layout import Problem, Tokens
+from ..layout import Problem
 from ..plans import Plan
 from ..precision import float32_is_exact
 from ..result import Scored
@@ -32,7 +30,7 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def unsupported(problem: Problem) -> Sequence[str]:
+def unsupported(problem: Problem, winners: bool) -> Sequence[str]:
     why = []
     device = problem.device
     if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
@@ -44,6 +42,10 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if problem.documents.max_length > 2**31 - 1025 or problem.queries.max_length > 2**31 - 1025:
         why.append("serves at most 2^31 − 1025 tokens an item")
     return why
+
+
+def preferred(problem: Problem) -> bool:
+    return True
 
 
 def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
@@ -119,35 +121,3 @@ def _table(problem: Problem, dtype: torch.dtype, fill: int) -> Tensor:
     if q.mask is None and not q.ragged:
         return torch.empty(problem.winners_shape, dtype=dtype, device=problem.device)
     return torch.full(problem.winners_shape, fill, dtype=dtype, device=problem.device)
-
-
-def side(tokens: Tokens) -> Side:
-    data, mask = tokens.data, tokens.mask
-    strides = (0, 0, 0, 0, *data.stride())
-    mask_strides = (0, 0, 0, *(() if mask is None else mask.stride()))
-    ragged = tokens.ragged
-    return Side(
-        data,
-        tokens.count,
-        tokens.max_length,
-        data.shape[0] if ragged else 0,
-        data.shape[1] if data.ndim == 4 else max(tokens.count, 1),
-        strides[-4],
-        strides[-3],
-        strides[-2],
-        strides[-1],
-        tokens.starts,
-        tokens.ends,
-        tokens.consecutive,
-        mask,
-        mask_strides[-3],
-        mask_strides[-2],
-        mask_strides[-1],
-    )
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Launches go to the tensors' device, whatever the current one is."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)

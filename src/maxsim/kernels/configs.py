@@ -19,6 +19,17 @@ class Config:
     documents: int = 1
 
 
+@dataclass(frozen=True)
+class HopperConfig:
+    """Tiles of the Hopper forward: document rows and columns of one product; tiles on their way to two warpgroups that
+    share them, and to each of two that do not."""
+
+    BLOCK_LD: int
+    BLOCK_D: int
+    stages: int
+    unpaired_stages: int
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
@@ -57,6 +68,16 @@ def forward_config(
         return Config(128, 64, BLOCK_D, 4, 3 if winners else 4, documents)
     documents = 1 if winners else _documents(LD, ND, 400)
     return Config(BLOCK_LQ, 64, BLOCK_D, 4, 2 if LD <= 128 else 3 if ND < 2048 else 4, documents)
+
+
+def hopper_config(D: int) -> HopperConfig:
+    """The tiles for float16 and bfloat16 tokens of width D, at most 256."""
+    # 128 document tokens, or the two operands cannot be read from shared memory as fast as they multiply
+    if D <= 64:
+        return HopperConfig(128, 64, 8, 5)
+    if D <= 128:
+        return HopperConfig(128, 128, 4, 3)
+    return HopperConfig(64, 256, 3, 2)
 
 
 def _documents(LD: int, programs: int, tokens: int) -> int:

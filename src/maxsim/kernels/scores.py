@@ -27,26 +27,13 @@ from .arithmetic import column_maximum, halves, maximum, ordered, similarities, 
 from .configs import Config, power_of_two
 from .queries import kept_rows, sum_parts
 from .sides import Side, base, span
+from .spans import kept_span
 
 # Sizes never make a new variant; strides do, since what is known of them decides how wide loads are.
 RUN_TIME = (
     "first", "items", "docs", "NQ", "ND", "ND_OUT", "LQ", "LD", "TQ", "TD", "K", "tiles", "parts", "block_log2",
     "d_per_group", "m_group", "m_item", "m_row", "winner_columns",
 )  # fmt: skip
-
-
-@triton.jit
-def _kept_span(mask, stride, length):
-    """First and one past the last kept token of a document, both 0 where there is none."""
-    position = tl.arange(0, 1024)
-    first = length
-    last = length * 0
-    for low in range(0, length, 1024):
-        at = low + position
-        keep = tl.load(mask + at.to(tl.int64) * stride, mask=at < length, other=0) != 0
-        first = tl.minimum(first, tl.min(tl.where(keep, at, length), 0))
-        last = tl.maximum(last, tl.max(tl.where(keep, at + 1, 0), 0))
-    return tl.minimum(first, last), last
 
 
 @triton.jit
@@ -146,7 +133,7 @@ def _score_document(
     if d_mask is not None:
         m_base = d_mask + base(doc, d_start, d_starts, d_per_group, m_group, m_item, m_row)
         if not MASKED_ZERO:
-            low, high = _kept_span(m_base, m_row, length)
+            low, high = kept_span(m_base, m_row, length)
     low = low.to(tl.int32)
     high = high.to(tl.int32)
     empty = high <= low

@@ -1,0 +1,107 @@
+"""Warp-specialised kernels for Hopper GPUs (sm_90): many query rows, whose products the tensor cores bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ..gpu import on_device, side
+from ..kernels.configs import hopper_config
+from ..kernels.hopper_scores import HopperLaunch, hopper_scores
+from ..layout import Problem, Tokens
+from ..plans import Plan
+from ..result import Scored
+
+NAME = "hopper"
+MOST_ROWS = 2**31 - 1024  # of a buffer of documents
+
+
+@cache
+def _card(device: torch.device) -> tuple[tuple[int, int], int]:
+    """Compute capability and number of multiprocessors."""
+    properties = torch.cuda.get_device_properties(device)
+    return (properties.major, properties.minor), properties.multi_processor_count
+
+
+def unsupported(problem: Problem, winners: bool) -> Sequence[str]:
+    device, d = problem.device, problem.documents
+    if device.type != "cuda" or torch.version.cuda is None:
+        return [f"needs a CUDA device, the documents are on {device}"]
+    capability, _ = _card(device)
+    why = []
+    if capability != (9, 0):
+        why.append(f"needs compute capability 9.0, {device} has {'.'.join(map(str, capability))}")
+    if winners:
+        why.append("finds no winners, which gradients and matches need")
+    if problem.dtype not in (torch.float16, torch.bfloat16):
+        why.append(f"serves float16 and bfloat16, not {problem.dtype}")
+    if d.width > 256:
+        why.append(f"serves tokens of width 1 to 256, not {d.width}")
+    if problem.normalize:
+        why.append("does not normalise")
+    if not problem.grid:
+        why.append("scores every query with every document, not pairs or candidates")
+    if d.mask is not None and problem.masked_zero:
+        why.append("excludes masked tokens, does not let them compete with 0")
+    return why + _not_addressable(d)
+
+
+def _not_addressable(d: Tokens) -> list[str]:
+    """Why the copy engine cannot take documents as rows of one matrix."""
+    why = []
+    rows, item = _rows(d)
+    row, col = d.data.stride()[-2:]
+    if col != 1 or row % 8 or d.data.data_ptr() % 16:
+        why.append("needs documents whose last dimension is contiguous and whose rows begin at multiples of 16 bytes")
+    if not 0 < rows <= MOST_ROWS:
+        why.append(f"serves 1 to {MOST_ROWS} rows of document tokens, not {rows}")
+    if item is None:
+        why.append("needs documents whose distance is a multiple of their rows'")
+    if d.mask is not None and not (d.mask.is_contiguous() and item in (0, d.max_length)):
+        why.append("needs a document mask that is contiguous, of documents that are")
+    return why
+
+
+def _rows(d: Tokens) -> tuple[int, int | None]:
+    """Documents as a matrix: its rows, and after how many rows the next padded one begins (ragged ones: 0), None where
+    they do not lie so."""
+    if d.ragged:
+        return d.data.shape[0], 0
+    count, length = d.count, d.max_length
+    if count == 1:
+        return length, length
+    item, row = d.data.stride()[-3:-1]
+    if row <= 0 or item % row:
+        return length, None
+    return (count - 1) * (item // row) + length, item // row
+
+
+def preferred(problem: Problem) -> bool:
+    """Whether this is the fastest for as much work: below, the portable kernels start sooner."""
+    q, d = problem.queries, problem.documents
+    rows = q.count * max(16, q.max_length)
+    tokens = d.data.shape[0] if d.ragged else d.count * d.max_length
+    return rows > 64 and rows * tokens >= 1 << 24
+
+
+def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
+    q, d = problem.queries, problem.documents
+    out = torch.empty(problem.shape, dtype=torch.float32, device=problem.device)
+    rows, item = _rows(d)
+    _, processors = _card(problem.device)
+    with on_device(problem.device):
+        launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, hopper_config(q.width))
+
+    return Scored(out, again=None if launch is None else _again(launch, problem.shape))
+
+
+def _again(launch: HopperLaunch, shape: tuple[int, ...]) -> Plan:
+    def again(queries: Tensor, documents: Tensor) -> Tensor:
+        scores = torch.empty(shape, dtype=torch.float32, device=documents.device)
+        launch.repeat(queries, documents, scores)
+        return scores
+
+    return again

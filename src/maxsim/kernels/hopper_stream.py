@@ -1,0 +1,95 @@
+"""How Hopper kernels share out documents: streams of documents for programs, and where each document lies.
+
+The work is every query tile with every document, query tile by query tile; a stream is a run of it with an equal share
+of tokens (documents that follow one another) or of documents. Every partition of a program finds the same run, and the
+same tiles, by itself.
+"""
+
+from __future__ import annotations
+
+from .gluon_names import gl, gluon
+
+
+@gluon.jit
+def fetch(doc, last, starts, ends):
+    """What memory says of a document's place, as it stands there: nothing waits for it until `place` does."""
+    if starts is None:
+        return 0, 0
+    else:
+        doc = min(doc, last - 1)
+        return gl.load(starts + doc), gl.load(ends + doc)
+
+
+@gluon.jit
+def place(doc, start, end, starts, LD, d_item, TD):
+    """Row of a document's first token, and one past the last, from what `fetch` found."""
+    if starts is None:
+        first = doc * d_item
+        past = first + LD
+    else:
+        first = min(max(start, 0), TD).to(gl.int32)
+        past = min(max(end, 0), TD).to(gl.int32)
+        past = first + min(max(past - first, 0), LD)
+    return first, past
+
+
+@gluon.jit
+def _first_from(row, starts, ND, WARPS: gl.constexpr):
+    """The first document that starts at or after a row, by a search with 128 arms."""
+    arm = gl.arange(0, 128, gl.BlockedLayout([4 // WARPS], [32], [WARPS], [0]))
+    low = ND * 0
+    high = ND
+    while low < high:
+        stride = (high - low + 127) // 128
+        at = low + stride * arm
+        start = gl.load(starts + at, mask=at < high, other=2147483647).to(gl.int64)
+        below = gl.sum((start < row).to(gl.int32), 0)
+        high = min(high, low + stride * below)
+        low = low + max(stride * (below - 1) + 1, 0)
+        low = min(low, high)
+    return low
+
+
+@gluon.jit
+def cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS: gl.constexpr, WARPS: gl.constexpr):
+    """Where the work of a stream begins, as query tile · ND + document: equal shares of tokens where documents follow
+    one another, else of documents."""
+    if BY_TOKENS:
+        token = (stream.to(gl.int64) * q_tiles * TD) // streams
+        tile = token // TD
+        at = tile * ND
+        if token % TD > 0:
+            at += _first_from(token % TD, starts, ND, WARPS)
+    else:
+        at = (stream.to(gl.int64) * q_tiles * ND) // streams
+    return at
+
+
+@gluon.jit
+def kept_words(bits, row, WORDS: gl.constexpr):
+    """Which rows from `row` on are kept: a tuple of words of 32 rows."""
+    at = bits + (row >> 5)
+    words = ()
+    low = gl.load(at).to(gl.uint32).to(gl.uint64)
+    for g in gl.static_range(WORDS):
+        high = gl.load(at + g + 1).to(gl.uint32).to(gl.uint64)
+        words = words + ((((high << 32) | low) >> (row & 31)).to(gl.int32),)  # type: ignore[assignment]
+        low = high
+    return words
+
+
+@gluon.jit
+def _any_kept(bits, row, BLOCK_LD: gl.constexpr):
+    words = kept_words(bits, row, BLOCK_LD // 32)
+    kept = words[0]
+    for g in gl.static_range(1, BLOCK_LD // 32):
+        kept = kept | words[g]
+    return kept != 0
+
+
+@gluon.jit
+def next_kept(bits, row, BLOCK_LD: gl.constexpr):
+    """The first tile from `row` on that has a kept row; there is one."""
+    while not _any_kept(bits, row, BLOCK_LD):
+        row += BLOCK_LD
+    return row

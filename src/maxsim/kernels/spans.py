@@ -1,0 +1,64 @@
+"""What kernels read instead of a mask: where the kept tokens of a document begin and end, and a bit a row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .sides import Side, span
+
+
+@triton.jit
+def kept_span(mask, stride, length):
+    """First and one past the last kept token of a document, both 0 where there is none."""
+    position = tl.arange(0, 1024)
+    first = length
+    last = length * 0
+    for low in range(0, length, 1024):
+        at = low + position
+        keep = tl.load(mask + at.to(tl.int64) * stride, mask=at < length, other=0) != 0
+        first = tl.minimum(first, tl.min(tl.where(keep, at, length), 0))
+        last = tl.maximum(last, tl.max(tl.where(keep, at + 1, 0), 0))
+    return tl.minimum(first, last), last
+
+
+@triton.jit(do_not_specialize=("LD", "TD", "d_item"))
+def _kept_spans_kernel(mask_ptr, starts, ends, firsts_ptr, lasts_ptr, LD, TD, d_item):
+    """One program a document: the rows of its first kept token and of one past the last, both its own first row where
+    there is none."""
+    n = tl.program_id(0).to(tl.int64)
+    start, length = span(n, starts, ends, LD, TD)
+    if starts is None:
+        start = n * d_item
+    low, high = kept_span(mask_ptr + start, 1, length)
+    tl.store(firsts_ptr + n, (start + low).to(tl.int32))
+    tl.store(lasts_ptr + n, (start + high).to(tl.int32))
+
+
+def kept_spans(d: Side, d_item: int) -> tuple[Tensor, Tensor]:
+    """Rows of the first kept token of each masked document and of one past the last, int32 `[ND]` twice; equal where
+    there is none. The mask has an entry a row; padded documents begin every `d_item` rows."""
+    assert d.mask is not None
+    firsts, lasts = torch.empty(2, d.count, dtype=torch.int32, device=d.data.device)
+    _kept_spans_kernel[(d.count,)](d.mask, d.starts, d.ends, firsts, lasts, d.length, d.rows, d_item)
+    return firsts, lasts
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _kept_bits_kernel(mask_ptr, bits_ptr, rows, BLOCK: tl.constexpr):
+    """One program BLOCK words of 32 rows."""
+    word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    bit = tl.arange(0, 32)
+    row = word[:, None] * 32 + bit[None, :]
+    keep = (tl.load(mask_ptr + row, mask=row < rows, other=0) != 0).to(tl.int32)
+    tl.store(bits_ptr + word, tl.sum(keep << bit[None, :], 1), mask=word * 32 < rows + 512)
+
+
+def kept_bits(mask: Tensor) -> Tensor:
+    """A contiguous mask as bits, lowest first, int32; 512 rows beyond the end are there, and masked."""
+    rows = mask.numel()
+    bits = torch.empty(-(-(rows + 512) // 32), dtype=torch.int32, device=mask.device)
+    _kept_bits_kernel[(-(-bits.numel() // 64),)](mask, bits, rows, BLOCK=64)
+    return bits

@@ -1,0 +1,319 @@
+"""The Hopper backend gives the bits of the portable one, which the other tests hold against the reference: on every
+layout it serves, at the sizes where its tiles, streams and sums turn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lanes import CUDA, integers
+
+import maxsim
+from maxsim import Packed, UnsupportedError, Views
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not CUDA or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"),
+]
+HALVES = (torch.float16, torch.bfloat16)
+NAN, INF = float("nan"), float("inf")
+
+
+def tokens(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
+
+
+def lengths(count: int, most: int, seed: int = 0) -> list[int]:
+    """Some of 0, some of `most`, some around the width of a tile."""
+    generator = torch.Generator().manual_seed(seed)
+    choices = torch.tensor([0, 1, 7, 8, 31, 32, 33, 64, 127, 128, 129, most]).clamp(max=most)
+    picked = choices[torch.randint(0, len(choices), (count,), generator=generator)]
+    uniform = torch.randint(0, most + 1, (count,), generator=generator)
+    return torch.where(torch.rand(count, generator=generator) < 0.5, picked, uniform).tolist()
+
+
+def packed(sizes: list[int], D: int, dtype: torch.dtype = torch.float16, seed: int = 1) -> Packed:
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    return Packed(tokens(max(int(offsets[-1]), 1), D, dtype=dtype, seed=seed)[: int(offsets[-1])], offsets)
+
+
+def same(*args, **options) -> torch.Tensor:
+    """Both backends' scores, which are equal."""
+    got = maxsim.score(*args, backend="hopper", **options)
+    want = maxsim.score(*args, backend="triton", **options)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    return got
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("D", [8, 48, 64, 72, 128, 136, 256])
+def test_widths(D, dtype):
+    same(tokens(3, 50, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
+    same(tokens(1, 30, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
+
+
+@pytest.mark.parametrize("LQ", [1, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 300])
+def test_query_lengths(LQ):
+    d = packed(lengths(300, 300, LQ), 128)
+    for NQ in (1, 2, 3, 9, 70):
+        same(tokens(NQ, LQ, 128), d)
+
+
+@pytest.mark.parametrize("LD", [1, 2, 31, 32, 33, 127, 128, 129, 300, 1024])
+def test_document_lengths(LD):
+    for ND in (1, 2, 131, 132, 133, 400):
+        same(tokens(5, 32, 128), tokens(ND, LD, 128, seed=1))
+
+
+def test_more_query_tiles_than_programs():
+    same(tokens(3000, 32, 64), tokens(7, 60, 64, seed=1))
+    same(tokens(300, 200, 64), packed(lengths(11, 90), 64))
+
+
+@pytest.mark.parametrize("most", [3, 20, 130, 700])
+def test_ragged(most):
+    sizes = lengths(500, most, most)
+    d = packed(sizes, 128)
+    q = tokens(9, 32, 128, seed=2)
+    whole = same(q, d)
+    assert torch.equal(torch.isneginf(whole[0]).cpu(), torch.tensor(sizes) == 0)
+    offsets = d.offsets.tolist()
+    for i in (0, 17, 250, 499):  # alone as in the batch
+        if sizes[i]:
+            alone = maxsim.score(q, d.tokens[offsets[i] : offsets[i + 1]], backend="hopper")
+            assert torch.equal(alone[:, 0], whole[:, i])
+
+
+def test_many_empty_documents():
+    sizes = [0] * 40 + [5] + [0] * 300 + [200, 0, 0, 3] + [0] * 50
+    same(tokens(9, 32, 128), packed(sizes, 128))
+
+
+def test_offsets_of_either_width_and_where_they_lie():
+    d = packed(lengths(100, 200), 128)
+    q = tokens(4, 32, 128)
+    want = same(q, d)
+    for dtype in (torch.int32, torch.int64):
+        for device in ("cpu", "cuda"):
+            offsets = d.offsets.to(device=device, dtype=dtype)
+            assert torch.equal(maxsim.score(q, Packed(d.tokens, offsets, 200), backend="hopper"), want)
+
+
+@pytest.mark.parametrize("order", ["in order", "reversed", "shuffled", "overlapping", "gaps"])
+def test_views(order):
+    buffer = tokens(5000, 128)
+    generator = torch.Generator().manual_seed(3)
+    sizes = torch.tensor(lengths(120, 90))
+    starts = torch.arange(120) * 40
+    if order == "reversed":
+        starts = starts.flip(0)
+    elif order == "shuffled":
+        starts = starts[torch.randperm(120, generator=generator)]
+    elif order == "overlapping":
+        starts = torch.randint(0, 4900, (120,), generator=generator)
+    elif order == "gaps":
+        sizes = sizes.clamp(max=29)
+        kept = torch.zeros(5000, dtype=torch.bool)
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            kept[start : start + size] = True
+        buffer[~kept.cuda()] = NAN
+    assert not torch.isnan(same(tokens(5, 32, 128, seed=4), Views(buffer, starts, sizes))).any()
+
+
+def test_strides():
+    whole = tokens(40, 80, 256, seed=5)
+    q = tokens(6, 32, 128, seed=6)
+    for d in (
+        whole[..., :128],
+        whole[:, 8:60, :128],
+        whole[::3, :, 128:],
+        whole[:1, :50, :128],
+        whole[7][None, :, :128],
+    ):
+        assert not d.is_contiguous()
+        assert torch.equal(same(q, d), maxsim.score(q, d.contiguous(), backend="hopper"))
+    same(tokens(128, 32, 6).permute(2, 1, 0), whole[..., :128])  # queries of any stride
+    same(q, tokens(1, 70, 128).expand(9, 70, 128))
+
+
+@pytest.mark.parametrize("pattern", ["prefix", "left", "holes", "blocks", "none", "all"])
+@pytest.mark.parametrize("form", ["padded", "packed"])
+def test_document_masks(pattern, form):
+    ND, LD = 150, 500
+    generator = torch.Generator().manual_seed(7)
+    position = torch.arange(LD)
+    edge = torch.tensor(lengths(ND, LD, 8))[:, None]
+    mask = {
+        "prefix": position < edge,
+        "left": position >= LD - edge,
+        "holes": torch.rand(ND, LD, generator=generator) < 0.5,
+        "blocks": torch.rand(ND, LD // 100, generator=generator).repeat_interleave(100, 1) < 0.4,
+        "none": torch.zeros(ND, LD, dtype=torch.bool),
+        "all": torch.ones(ND, LD, dtype=torch.bool),
+    }[pattern].cuda()
+    d = tokens(ND, LD, 128)
+    d[~mask] = NAN
+    q = tokens(5, 32, 128, seed=9)
+    if form == "padded":
+        got = same(q, d, None, mask)
+    else:
+        sizes = torch.tensor(lengths(ND, LD, 10))
+        inside = (position < sizes[:, None]).cuda()
+        d, mask = Packed(d[inside], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])), mask[inside]
+        got = same(q, d, None, mask)
+    assert not torch.isnan(got).any()
+
+
+def test_short_masked_documents_share_tiles():
+    mask = torch.rand(3000, 12, generator=torch.Generator().manual_seed(1)).cuda() < 0.6
+    d = tokens(3000, 12, 64)
+    d[~mask] = NAN
+    assert not torch.isnan(same(tokens(20, 32, 64), d, None, mask)).any()
+
+
+def test_query_masks_and_ragged_queries():
+    d = packed(lengths(200, 150), 128)
+    mask = torch.rand(30, 70, generator=torch.Generator().manual_seed(2)).cuda() < 0.5
+    mask[3] = False
+    same(tokens(30, 70, 128), d, mask)
+    sizes = lengths(60, 200, 12)
+    queries = packed(sizes, 128, seed=13)
+    same(queries, d)
+    same(queries, d, torch.rand(sum(sizes), generator=torch.Generator().manual_seed(3)).cuda() < 0.5)
+
+
+def test_not_finite():
+    """A NaN in a kept token makes its document's scores NaN, and no other; infinities as IEEE has them."""
+    q, d = tokens(4, 40, 128), packed(lengths(200, 150), 128)
+    offsets = d.offsets.tolist()
+    for row, value in ((offsets[20], NAN), (offsets[60], INF), (offsets[90], -INF)):
+        d.tokens[row, 5] = value
+    got = same(q, d)
+    found = torch.isnan(got).any(0).nonzero().flatten().tolist()
+    document = next(i for i in range(200) if offsets[i] <= offsets[20] < offsets[i + 1])
+    assert document in found
+    assert len(found) <= 3
+
+
+def test_integers_are_exact():
+    q, d = integers(1, 7, 40, 96, device="cuda").half(), integers(2, 60, 170, 96, device="cuda").half()
+    want = torch.einsum("qid,njd->qnij", q.double(), d.double()).amax(3).sum(2)
+    assert torch.equal(maxsim.score(q, d, backend="hopper").double(), want)
+
+
+def test_long_queries_in_chunks(monkeypatch):
+    from maxsim.kernels import hopper_scores
+
+    cases = [tokens(50, 200, 64, seed=1), packed(lengths(50, 200), 64)]
+    mask = torch.rand(50, 200, generator=torch.Generator().manual_seed(5)).cuda() < 0.5
+    q = tokens(3, 300, 64)
+    wants = [same(q, d) for d in cases] + [same(q, cases[0], None, mask)]
+    monkeypatch.setattr(hopper_scores, "PARTS_BYTES", 4 * 3 * 3 * 7)  # seven documents at once
+    gots = [maxsim.score(q, d, backend="hopper") for d in cases]
+    gots.append(maxsim.score(q, cases[0], None, mask, backend="hopper"))
+    for got, want in zip(gots, wants, strict=True):
+        assert torch.equal(got, want)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_random_problems(data):
+    D = data.draw(st.sampled_from([64, 128]))
+    NQ, LQ = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 150))
+    sizes = data.draw(st.lists(st.integers(0, 260), min_size=1, max_size=80))
+    if not sum(sizes):
+        sizes[0] = 1
+    seed = data.draw(st.integers(0, 2**20))
+    q, d = tokens(NQ, LQ, D, seed=seed), packed(sizes, D, seed=seed + 1)
+    mask = None
+    if data.draw(st.booleans()):
+        share = data.draw(st.sampled_from([0.02, 0.5, 0.98]))
+        mask = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(seed)).cuda() < share
+    same(q, d, None, mask)
+
+
+def test_repeated_calls_and_graphs():
+    q, d = tokens(9, 32, 128), tokens(400, 200, 128, seed=1)
+    want = maxsim.score(q, d, backend="hopper")
+    for _ in range(3):
+        assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = maxsim.score(q, d, backend="hopper")
+    d.copy_(tokens(400, 200, 128, seed=2))
+    graph.replay()
+    assert torch.equal(got, maxsim.score(q, d, backend="triton"))
+    assert torch.equal(got, maxsim.score(q, d, backend="hopper"))
+
+
+def test_which_backend():
+    """Many query rows and enough documents, in a form it serves; the bits are the same on either side."""
+    pages = tokens(200, 1024, 128)
+    assert maxsim.backend_for(tokens(1, 1024, 128), pages) == "hopper"
+    assert maxsim.backend_for(tokens(1, 32, 128), pages) == "triton"
+    assert maxsim.backend_for(tokens(4, 32, 128), pages[:2]) == "triton"
+    assert maxsim.backend_for(tokens(128, 32, 128), pages.float().half()) == "hopper"
+    assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "triton"
+    leaf = tokens(128, 32, 128).requires_grad_()
+    maxsim.score(leaf, pages).sum().backward()  # finds its own way to winners
+    assert torch.isfinite(leaf.grad).all()
+    batch = maxsim.score(tokens(128, 32, 128), pages)
+    assert torch.equal(maxsim.score(tokens(128, 32, 128)[5], pages)[0], batch[5])
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("gradients", "winners"),
+        ("float32", "float16 and bfloat16"),
+        ("wide", "256"),
+        ("normalize", "normalise"),
+        ("candidates", "pairs or candidates"),
+        ("masked zero", "compete"),
+        ("unaligned", "16 bytes"),
+        ("columns", "contiguous"),
+        ("no rows", "rows"),
+        ("strided mask", "mask"),
+    ],
+)
+def test_what_it_does_not_serve(what, reason):
+    q, d = tokens(4, 32, 64), tokens(5, 20, 64)
+    options: dict = {}
+    if what == "gradients":
+        q = q.requires_grad_()
+    elif what == "float32":
+        q, d = q.float(), d.float()
+    elif what == "wide":
+        q, d = tokens(4, 32, 264), tokens(5, 20, 264)
+    elif what == "normalize":
+        options = {"normalize": True}
+    elif what == "candidates":
+        d = tokens(4, 3, 20, 64)
+    elif what == "masked zero":
+        options = {"document_mask": torch.ones(5, 20, dtype=torch.bool), "masked": "zero"}
+    elif what == "unaligned":
+        d = tokens(5 * 20 * 64 + 1)[1:].view(5, 20, 64)
+    elif what == "columns":
+        d = tokens(5, 64, 20).transpose(1, 2)
+    elif what == "no rows":
+        d = Packed(tokens(1, 64)[:0], [0, 0, 0])
+    elif what == "strided mask":
+        options = {"document_mask": torch.ones(20, 5, dtype=torch.bool, device="cuda").T}
+    with pytest.raises(UnsupportedError, match=reason):
+        maxsim.score(q, d, backend="hopper", **options)
+    maxsim.score(q, d, **options)  # another serves it
+
+
+@pytest.mark.slow
+def test_past_two_to_the_31_elements():
+    T = 2**24 + 64
+    buffer = torch.zeros(T, 128, dtype=torch.float16, device="cuda")
+    buffer[-1, 0] = 1
+    offsets = torch.arange(0, T + 1, 64)
+    q = torch.zeros(4, 32, 128, dtype=torch.float16, device="cuda")
+    q[:, 0, 0] = 1
+    got = maxsim.score(q, Packed(buffer, offsets), backend="hopper")
+    assert got[:, -1].tolist() == [1] * 4
+    assert not got[:, :-1].any()
