@@ -83,7 +83,7 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
     from maxsim.backends import hopper
     from maxsim.backends import triton as backend
 
-    backend.unsupported = hopper.unsupported = lambda problem, winners: ()
+    backend.unsupported = hopper.unsupported = lambda problem: ()
     hopper._card = lambda device: ((9, 0), 132)
     backend.capability = lambda device: divmod(capability, 10)  # tiles depend on the card
     half, brain, single = torch.float16, torch.bfloat16, torch.float32
@@ -152,6 +152,14 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             "hopper-narrow": dense(tokens(1, 128, 48), tokens(4, 300, 48)),
             "hopper-one-tile": dense(tokens(1, 128, 128), tokens(4, 300, 128)),
             "hopper-masked": dense(tokens(8, 32, 128), tokens(4, 300, 128), torch.ones(8, 32, dtype=torch.bool), mask),
+            "hopper-matches": lambda: maxsim.matches(tokens(8, 32, 128), tokens(4, 300, 128), backend="hopper"),
+            "hopper-train": lambda: maxsim.score(
+                tokens(8, 32, 128, dtype=brain).requires_grad_(),
+                packed(brain),
+                None,
+                torch.ones(240, dtype=torch.bool),
+                backend="hopper",
+            ),
             "hopper-ragged": dense(packed(half, 9), packed(half), None, torch.ones(240, dtype=torch.bool)),
         }
     return known

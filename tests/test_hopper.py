@@ -39,11 +39,16 @@ def packed(sizes: list[int], D: int, dtype: torch.dtype = torch.float16, seed: i
     return Packed(tokens(max(int(offsets[-1]), 1), D, dtype=dtype, seed=seed)[: int(offsets[-1])], offsets)
 
 
-def same(*args, **options) -> torch.Tensor:
-    """Both backends' scores, which are equal."""
+def same(*args, winners: bool = True, **options) -> torch.Tensor:
+    """Both backends' scores, which are equal, and so are winners."""
     got = maxsim.score(*args, backend="hopper", **options)
     want = maxsim.score(*args, backend="triton", **options)
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    if winners:
+        got_index, got_maxima = maxsim.matches(*args, backend="hopper", **options)
+        index, maxima = maxsim.matches(*args, backend="triton", **options)
+        torch.testing.assert_close(got_maxima, maxima, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(got_index, index)
     return got
 
 
@@ -68,7 +73,7 @@ def test_document_lengths(LD):
 
 
 def test_more_query_tiles_than_programs():
-    same(tokens(3000, 32, 64), tokens(7, 60, 64, seed=1))
+    same(tokens(3000, 32, 64), tokens(7, 60, 64, seed=1), winners=False)
     same(tokens(300, 200, 64), packed(lengths(11, 90), 64))
 
 
@@ -191,6 +196,7 @@ def test_not_finite():
     for row, value in ((offsets[20], NAN), (offsets[60], INF), (offsets[90], -INF)):
         d.tokens[row, 5] = value
     got = same(q, d)
+    same(-torch.ones_like(q), Packed(torch.full_like(d.tokens, INF), d.offsets))  # −inf everywhere
     found = torch.isnan(got).any(0).nonzero().flatten().tolist()
     document = next(i for i in range(200) if offsets[i] <= offsets[20] < offsets[i + 1])
     assert document in found
@@ -198,9 +204,28 @@ def test_not_finite():
 
 
 def test_integers_are_exact():
-    q, d = integers(1, 7, 40, 96, device="cuda").half(), integers(2, 60, 170, 96, device="cuda").half()
-    want = torch.einsum("qid,njd->qnij", q.double(), d.double()).amax(3).sum(2)
-    assert torch.equal(maxsim.score(q, d, backend="hopper").double(), want)
+    """Many ties, the lowest token of which wins."""
+    q, d = integers(1, 7, 40, 96, device="cuda").half(), integers(2, 60, 170, 96, bound=1, device="cuda").half()
+    best = torch.einsum("qid,njd->qnij", q.double(), d.double()).max(3)
+    first = (torch.einsum("qid,njd->qnij", q.double(), d.double()) == best.values[..., None]).int().argmax(3)
+    assert torch.equal(maxsim.score(q, d, backend="hopper").double(), best.values.sum(2))
+    assert torch.equal(maxsim.matches(q, d, backend="hopper").index, first)
+    flat = torch.ones_like(d)
+    assert not maxsim.matches(q, flat, backend="hopper").index.any()
+
+
+def test_gradients():
+    for sizes, masked in (([300] * 40, False), (lengths(60, 300), True)):
+        q, d = tokens(6, 50, 128, dtype=torch.bfloat16), packed(sizes, 128, torch.bfloat16)
+        mask = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(1)).cuda() < 0.7 if masked else None
+        upstream = tokens(6, len(sizes), seed=5).float()
+        found = []
+        for backend in ("hopper", "triton"):
+            leaves = [q.clone().requires_grad_(), d.tokens.clone().requires_grad_()]
+            scores = maxsim.score(leaves[0], Packed(leaves[1], d.offsets), None, mask, backend=backend)
+            found.append(torch.autograd.grad(scores, leaves, upstream.masked_fill(torch.isinf(scores), 0)))
+        for got, want in zip(*found, strict=True):
+            assert torch.equal(got, want)
 
 
 def test_long_queries_in_chunks(monkeypatch):
@@ -257,8 +282,9 @@ def test_which_backend():
     assert maxsim.backend_for(tokens(128, 32, 128), pages.float().half()) == "hopper"
     assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "triton"
     leaf = tokens(128, 32, 128).requires_grad_()
-    maxsim.score(leaf, pages).sum().backward()  # finds its own way to winners
-    assert torch.isfinite(leaf.grad).all()
+    maxsim.score(leaf, pages).sum().backward()
+    want = torch.autograd.grad(maxsim.score(leaf, pages, backend="triton").sum(), leaf)[0]
+    assert torch.equal(leaf.grad, want)
     batch = maxsim.score(tokens(128, 32, 128), pages)
     assert torch.equal(maxsim.score(tokens(128, 32, 128)[5], pages)[0], batch[5])
 
@@ -266,7 +292,6 @@ def test_which_backend():
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("gradients", "winners"),
         ("float32", "float16 and bfloat16"),
         ("wide", "256"),
         ("normalize", "normalise"),
@@ -281,9 +306,7 @@ def test_which_backend():
 def test_what_it_does_not_serve(what, reason):
     q, d = tokens(4, 32, 64), tokens(5, 20, 64)
     options: dict = {}
-    if what == "gradients":
-        q = q.requires_grad_()
-    elif what == "float32":
+    if what == "float32":
         q, d = q.float(), d.float()
     elif what == "wide":
         q, d = tokens(4, 32, 264), tokens(5, 20, 264)

@@ -25,7 +25,7 @@ def differentiable_scores(problem: Problem, backend: str | None) -> Tensor:
 
 def run(problem: Problem, backend: str | None, winners: bool = False, maxima: bool = False) -> Scored:
     """The backend's forward, outside autograd and autocast; an empty problem never reaches a kernel."""
-    module = select(problem, backend, winners)
+    module = select(problem, backend)
     with _no_autocast(problem.device.type):
         if 0 in problem.shape or (0 in problem.winners_shape and problem.documents.data.numel() == 0):
             return _empty(problem)
@@ -97,7 +97,7 @@ class _Gradients(torch.autograd.Function):
             )
         problem = problem.with_data(queries, documents)
         with _no_autocast(problem.device.type):
-            return select(problem, backend, winners=True).backward(problem, winners, grad, *needed)
+            return select(problem, backend).backward(problem, winners, grad, *needed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:

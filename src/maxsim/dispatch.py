@@ -20,9 +20,8 @@ class Backend(Protocol):
 
     NAME: str
 
-    def unsupported(self, problem: Problem, winners: bool) -> Sequence[str]:
-        """Every reason why this backend cannot serve the problem, with winners where they are asked for; empty where it
-        can."""
+    def unsupported(self, problem: Problem) -> Sequence[str]:
+        """Every reason why this backend cannot serve the problem; empty where it can."""
 
     def preferred(self, problem: Problem) -> bool:
         """Whether the backend is faster at this problem than those behind it."""
@@ -34,8 +33,7 @@ class Backend(Protocol):
     def backward(
         self, problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients with the shape and dtype of the problem's data, from the winners alone; of a backend that finds
-        winners."""
+        """Gradients with the shape and dtype of the problem's data, from the winners alone."""
 
 
 @cache
@@ -59,8 +57,8 @@ def _load(name: str) -> Backend | str:
     raise ValueError(f"backend must be one of {', '.join(map(repr, ORDER))} or None, got {name!r}")
 
 
-def select(problem: Problem, backend: str | None = None, winners: bool = False) -> Backend:
-    """The backend asked for, else the fastest that can serve the problem, with winners where they are asked for.
+def select(problem: Problem, backend: str | None = None) -> Backend:
+    """The backend asked for, else the fastest that can serve the problem.
 
     Raises:
         UnsupportedError: naming each backend tried and every reason it gave.
@@ -72,7 +70,7 @@ def select(problem: Problem, backend: str | None = None, winners: bool = False) 
         if isinstance(module, str):
             reasons[name] = [module]
             continue
-        why = module.unsupported(problem, winners)
+        why = module.unsupported(problem)
         if not why and (backend is not None or module.preferred(problem)):
             return module
         reasons[name] = why or ["is not the fastest for so little work; ask for it by name"]

@@ -1,4 +1,4 @@
-"""What the GPU backends share: tokens as kernels take them, and the right device."""
+"""What the GPU backends share: tokens as kernels take them, results to be written, gradients, the right device."""
 
 from __future__ import annotations
 
@@ -6,9 +6,47 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from .kernels import gradients
+from .kernels.scores import Outputs
 from .kernels.sides import Side
-from .layout import Tokens
+from .layout import Problem, Tokens
+
+
+def outputs(problem: Problem, winners: bool, maxima: bool) -> Outputs:
+    """What a forward writes."""
+    return Outputs(
+        torch.empty(problem.shape, dtype=torch.float32, device=problem.device),
+        _table(problem, problem.winners_dtype, -1) if winners else None,
+        _table(problem, torch.float32, 0) if maxima else None,
+    )
+
+
+def _table(problem: Problem, dtype: torch.dtype, fill: int) -> Tensor:
+    """A winners or maxima table; filled only where some token rows may not be written."""
+    q = problem.queries
+    if q.mask is None and not q.ragged:
+        return torch.empty(problem.winners_shape, dtype=dtype, device=problem.device)
+    return torch.full(problem.winners_shape, fill, dtype=dtype, device=problem.device)
+
+
+def backward(
+    problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """`Backend.backward`."""
+    with on_device(problem.device):
+        return gradients.gradients(
+            side(problem.queries),
+            side(problem.documents),
+            winners,
+            grad,
+            problem.pairs,
+            problem.per_query,
+            problem.normalize,
+            need_queries,
+            need_documents,
+        )
 
 
 def side(tokens: Tokens) -> Side:

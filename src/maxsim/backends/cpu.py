@@ -34,7 +34,7 @@ JOBS_PER_THREAD = 8  # at most, so that threads end together
 ENTRIES = 1 << 18  # winners of one backward step
 
 
-def unsupported(problem: Problem, winners: bool) -> Sequence[str]:
+def unsupported(problem: Problem) -> Sequence[str]:
     """Every reason why this backend cannot serve the problem."""
     device = problem.device
     return [] if device.type == "cpu" else [f"the tokens are on {device}, the cpu backend needs them on the CPU"]

@@ -8,12 +8,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..gpu import on_device, side
+from ..gpu import backward, on_device, outputs, side
 from ..kernels.configs import hopper_config
 from ..kernels.hopper_scores import HopperLaunch, hopper_scores
 from ..layout import Problem, Tokens
 from ..plans import Plan
 from ..result import Scored
+
+__all__ = ["NAME", "backward", "forward", "preferred", "unsupported"]
 
 NAME = "hopper"
 MOST_ROWS = 2**31 - 1024  # of a buffer of documents
@@ -26,7 +28,7 @@ def _card(device: torch.device) -> tuple[tuple[int, int], int]:
     return (properties.major, properties.minor), properties.multi_processor_count
 
 
-def unsupported(problem: Problem, winners: bool) -> Sequence[str]:
+def unsupported(problem: Problem) -> Sequence[str]:
     device, d = problem.device, problem.documents
     if device.type != "cuda" or torch.version.cuda is None:
         return [f"needs a CUDA device, the documents are on {device}"]
@@ -34,8 +36,6 @@ def unsupported(problem: Problem, winners: bool) -> Sequence[str]:
     why = []
     if capability != (9, 0):
         why.append(f"needs compute capability 9.0, {device} has {'.'.join(map(str, capability))}")
-    if winners:
-        why.append("finds no winners, which gradients and matches need")
     if problem.dtype not in (torch.float16, torch.bfloat16):
         why.append(f"serves float16 and bfloat16, not {problem.dtype}")
     if d.width > 256:
@@ -89,13 +89,13 @@ def preferred(problem: Problem) -> bool:
 
 def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     q, d = problem.queries, problem.documents
-    out = torch.empty(problem.shape, dtype=torch.float32, device=problem.device)
+    out = outputs(problem, winners, maxima)
     rows, item = _rows(d)
     _, processors = _card(problem.device)
     with on_device(problem.device):
         launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, hopper_config(q.width))
 
-    return Scored(out, again=None if launch is None else _again(launch, problem.shape))
+    return Scored(*out, None if launch is None else _again(launch, problem.shape))
 
 
 def _again(launch: HopperLaunch, shape: tuple[int, ...]) -> Plan:

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from ..gpu import on_device, side
-from ..kernels import gradients
+from ..gpu import backward, on_device, outputs, side
 from ..kernels.configs import forward_config
-from ..kernels.scores import Launch, Outputs, _scores_kernel, scores
+from ..kernels.scores import Launch, _scores_kernel, scores
 from ..layout import Problem
 from ..plans import Plan
 from ..precision import float32_is_exact
 from ..result import Scored
+
+__all__ = ["NAME", "backward", "forward", "preferred", "unsupported"]
 
 NAME = "triton"
 INTERPRETED = isinstance(_scores_kernel, InterpretedFunction)
@@ -30,7 +31,7 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def unsupported(problem: Problem, winners: bool) -> Sequence[str]:
+def unsupported(problem: Problem) -> Sequence[str]:
     why = []
     device = problem.device
     if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
@@ -50,11 +51,7 @@ def preferred(problem: Problem) -> bool:
 
 def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     q, d = problem.queries, problem.documents
-    out = Outputs(
-        torch.empty(problem.shape, dtype=torch.float32, device=problem.device),
-        _table(problem, problem.winners_dtype, -1) if winners else None,
-        _table(problem, torch.float32, 0) if maxima else None,
-    )
+    out = outputs(problem, winners, maxima)
     precision = "native"
     if problem.dtype == torch.float32:  # see kernels/arithmetic.py
         precision = "f16x3" if float32_is_exact() else "f16"
@@ -96,28 +93,3 @@ def _again(problem: Problem, launch: Launch | None) -> Plan | None:
         return out
 
     return again
-
-
-def backward(
-    problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    with on_device(problem.device):
-        return gradients.gradients(
-            side(problem.queries),
-            side(problem.documents),
-            winners,
-            grad,
-            problem.pairs,
-            problem.per_query,
-            problem.normalize,
-            need_queries,
-            need_documents,
-        )
-
-
-def _table(problem: Problem, dtype: torch.dtype, fill: int) -> Tensor:
-    """A winners or maxima table; filled only where some token rows may not be written."""
-    q = problem.queries
-    if q.mask is None and not q.ragged:
-        return torch.empty(problem.winners_shape, dtype=dtype, device=problem.device)
-    return torch.full(problem.winners_shape, fill, dtype=dtype, device=problem.device)

@@ -58,9 +58,12 @@ KEYS = tuple(field.name for field in fields(Record))
 
 
 def kernels_hash(package: Path = PACKAGE) -> str:
-    """What times belong to: 16 hex digits that change with the sources of `kernels`, `backends` and `autograd.py`."""
+    """What times belong to: 16 hex digits that change with the sources of `kernels`, `backends`, `gpu.py` and
+    `autograd.py`."""
     digest = hashlib.sha256()
-    sources = [*(package / "kernels").rglob("*.py"), *(package / "backends").rglob("*.py"), package / "autograd.py"]
+    sources = [package / "autograd.py", package / "gpu.py"]
+    for folder in ("kernels", "backends"):
+        sources += (package / folder).rglob("*.py")
     for path in sorted(sources, key=lambda source: source.relative_to(package).as_posix()):
         if path.exists():
             digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")

@@ -22,32 +22,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import arithmetic
 from .configs import HopperConfig, power_of_two
 from .gluon_names import TensorDescriptor, fence_async_shared, gl, gluon, mbarrier, tma_load, wgmma, wgmma_wait
 from .hopper_stream import cut, fetch, kept_words, next_kept, place
+from .hopper_tile import (
+    LANES,
+    OWN,
+    ROWS,
+    SUB,
+    columns,
+    finish,
+    kept,
+    lane_maximum,
+    maximum,
+    query_rows,
+    take,
+)
 from .queries import kept_rows, sum_parts
-from .scores import PARTS_BYTES
+from .scores import PARTS_BYTES, Outputs
 from .sides import Side
 from .spans import kept_bits, kept_spans
 
-maximum = gluon.jit(arithmetic.maximum.fn)
-
 RUN_TIME = (
     "q_tiles", "NQ", "ND", "LQ", "LD", "TQ", "TD", "D", "parts", "block_log2", "q_item", "q_row", "d_item",
+    "winner_columns",
 )  # fmt: skip
-ROWS = gl.constexpr(128)  # query rows of a warpgroup
-SUB = gl.constexpr(32)  # columns that a document's end touches; a word of a mask
-# [128, 4]: what each thread keeps of an accumulator after the maximum over its own columns
-LANES = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[8, 0], [64, 0]],
-        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[128, 4],
-    )
-)
 
 
 @gluon.jit
@@ -95,107 +94,10 @@ def _load_partition(
 
 
 @gluon.jit
-def _lane_maximum(x):
-    """The largest value of each row among a thread's own columns: [128, N] → [128, 4]."""
-    N: gl.constexpr = x.shape[1]
-    pairs = gl.reduce(gl.reshape(x, [x.shape[0], N // 8, 4, 2]), 3, maximum)
-    return gl.convert_layout(gl.reduce(pairs, 1, maximum), LANES, assert_trivial=True)
-
-
-@gluon.jit
-def _left_and_right(x):
-    """Left and right columns."""
-    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
-
-
-@gluon.jit
-def _columns(x):
-    """[128, N] → a tuple of [128, SUB]."""
-    if x.shape[1] == SUB:
-        return (x,)
-    else:
-        left, right = _left_and_right(x)
-        return _columns(left) + _columns(right)
-
-
-@gluon.jit
-def _kept(group, word):
-    """Columns whose bit is not set turn into −inf."""
-    column = gl.arange(0, group.shape[1], layout=gl.SliceLayout(0, group.type.layout))
-    return gl.where((((word >> column) & 1) != 0)[None, :], group, float("-inf"))
-
-
-@gluon.jit
-def _token(row):
-    """Row 64 b + 16 w + 8 h + l of the accumulator holds the tile's query token 32 w + 4 l + 2 b + h."""
-    return ((row >> 4) & 3) * 32 + (row & 7) * 4 + (row >> 6) * 2 + ((row >> 3) & 1)
-
-
-@gluon.jit
-def _query_rows(
-    row, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
-    Q_CONSECUTIVE: gl.constexpr,
-):  # fmt: skip
-    """Offsets of the query tokens in some rows of the accumulator, and which of them are there."""
-    token = _token(row)
-    i = (token & ((1 << block_log2) - 1)) + (tile % parts) * ROWS
-    n = (((tile // parts) << (7 - block_log2)) + (token >> block_log2)).to(gl.int64)
-    real = n < NQ
-    n = gl.where(real, n, 0)
-    if q_starts is None:
-        start = n * 0
-        length = start + LQ
-        offset = n * q_item
-    else:
-        start = gl.minimum(gl.maximum(gl.load(q_starts + n).to(gl.int64), 0), TQ)
-        end = gl.minimum(gl.maximum(gl.load(q_ends + n).to(gl.int64), start), TQ)
-        length = gl.minimum(end - start, LQ)
-        offset = start * q_row
-    index = i.to(gl.int64)
-    if q_kept is not None:
-        column = start if Q_CONSECUTIVE else n * LQ
-        length = gl.load(q_kept + n).to(gl.int64)
-        index = gl.load(q_kept_rows + column + i, mask=real & (i < length), other=0).to(gl.int64)
-    return offset + index * q_row, real & (i < length)
-
-
-@gluon.jit
-def _pair_sums(x):
-    return gl.sum(gl.reshape(x, [x.shape[0] // 2, 2]), 1)
-
-
-@gluon.jit
-def _store_sums(sums, level: gl.constexpr, doc, empty, tile, out_ptr, ND, parts, NQ):
-    """Stores the sums of 2^level query rows each."""
-    n = (((tile // parts) << (7 - level)) + gl.arange(0, ROWS >> level, layout=sums.type.layout)).to(gl.int64)
-    sums = gl.where(empty, float("-inf"), sums)  # an empty query: 0, but −inf against an empty document
-    gl.store(out_ptr + (n * ND + doc) * parts + tile % parts, sums, mask=n < NQ)
-
-
-@gluon.jit
-def _finish(best, valid, doc, empty, tile, out_ptr, ND, parts, NQ, block_log2):
-    """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores."""
-    value = gl.where(valid, gl.reduce(best, 1, maximum), 0.0)
-    value = gl.reshape(gl.permute(gl.reshape(value, [2, 4, 2, 8]), (1, 3, 0, 2)), [ROWS])  # by tokens
-    of16 = _pair_sums(_pair_sums(_pair_sums(_pair_sums(value))))
-    if block_log2 == 4:
-        _store_sums(of16, 4, doc, empty, tile, out_ptr, ND, parts, NQ)
-    else:
-        of32 = _pair_sums(of16)
-        if block_log2 == 5:
-            _store_sums(of32, 5, doc, empty, tile, out_ptr, ND, parts, NQ)
-        else:
-            of64 = _pair_sums(of32)
-            if block_log2 == 6:
-                _store_sums(of64, 6, doc, empty, tile, out_ptr, ND, parts, NQ)
-            else:
-                _store_sums(_pair_sums(of64), 7, doc, empty, tile, out_ptr, ND, parts, NQ)
-
-
-@gluon.jit
 def _score_partition(
-    stream, streams, q_tiles, q_ptr, out_ptr, q_starts, q_ends, q_kept_rows, q_kept, starts, ends, d_bits,
-    q_smem, d_smem, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
+    stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
+    NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -209,6 +111,12 @@ def _score_partition(
     end = cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, 4)
     q_tile = q_smem.index(HALF if PAIRED else 0)
     none = gl.full([ROWS, 4], float("-inf"), gl.float32, LANES)
+    nowhere = gl.full([ROWS, 4], -1, gl.int32, LANES)
+    best_low = nowhere
+    WINNERS: gl.constexpr = winners_ptr is not None
+    held = none
+    if WINNERS:
+        held = gl.full([ROWS, 4, 4, 2], 0.0, gl.float32, OWN)
     step = 0
     while at < end:
         tile = at // ND
@@ -218,7 +126,7 @@ def _score_partition(
         tile = tile.to(gl.int32)
         if PAIRED:
             tile = tile * 2 + HALF
-        q_at, q_live = _query_rows(
+        q_at, _, q_live = query_rows(
             gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_row)), tile, parts, q_starts, q_ends, q_kept_rows,
             q_kept, NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
         )  # fmt: skip
@@ -231,7 +139,7 @@ def _score_partition(
             q_tile.slice(c, 64, 1).store(q)
         fence_async_shared()
         gl.thread_barrier()
-        _, valid = _query_rows(
+        _, column, valid = query_rows(
             gl.arange(0, ROWS, layout=gl.SliceLayout(1, LANES)), tile, parts, q_starts, q_ends, q_kept_rows, q_kept,
             NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
         )  # fmt: skip
@@ -243,11 +151,15 @@ def _score_partition(
             run = past > first
             row = first
             if not run:
-                _finish(none, valid, doc, True, tile, out_ptr, ND, parts, NQ, block_log2)
+                finish(
+                    none, nowhere, held, column, valid, doc, first, True, bases, tile, out_ptr, winners_ptr,
+                    maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, d_bits is not None,
+                )  # fmt: skip
                 doc += 1
                 first, past = place(doc, start, end_row, starts, LD, d_item, TD)
                 start, end_row = fetch(doc + 1, last, starts, ends)
             best = none
+            best_low = nowhere
             while run:
                 stage = step % STAGES
                 if d_bits is not None:
@@ -261,32 +173,34 @@ def _score_partition(
                 sim = wgmma_wait(0, deps=[sim])
                 mbarrier.arrive(empty.index(FIRST + stage), count=1)
                 step += 1
-                groups = _columns(sim)
-                if (first <= row) & (past > row + BLOCK_LD):
-                    if d_bits is None:
-                        best = maximum(best, _lane_maximum(sim))
-                    else:
-                        for g in gl.static_range(BLOCK_LD // SUB):
-                            best = maximum(best, _lane_maximum(_kept(groups[g], bits[g])))
+                if (first <= row) & (past > row + BLOCK_LD) and winners_ptr is None and d_bits is None:
+                    best = maximum(best, lane_maximum(sim))
                 else:
+                    groups = columns(sim)
                     for g in gl.static_range(BLOCK_LD // SUB):
                         low = row + g * SUB
                         high = low + SUB
                         group = groups[g]
                         if d_bits is not None:
-                            group = _kept(group, bits[g])
+                            group = kept(group, bits[g])
                         if run & (first <= low) & (past > high):
-                            best = maximum(best, _lane_maximum(group))
+                            best, best_low, held = take(best, best_low, held, group, low, WINNERS)
                         else:
                             token = low + gl.arange(0, SUB, layout=gl.SliceLayout(0, group.type.layout))
                             inside = run
                             while inside:
-                                kept = (token >= first) & (token < past)
-                                best = maximum(best, _lane_maximum(gl.where(kept[None, :], group, float("-inf"))))
+                                inner = (token >= first) & (token < past)
+                                own = gl.where(inner[None, :], group, float("-inf"))
+                                best, best_low, held = take(best, best_low, held, own, low, WINNERS)
                                 inside = past <= high
                                 if inside:
-                                    _finish(best, valid, doc, past <= first, tile, out_ptr, ND, parts, NQ, block_log2)
+                                    finish(
+                                        best, best_low, held, column, valid, doc, first, past <= first, bases,
+                                        tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2,
+                                        winner_columns, d_item, d_bits is not None,
+                                    )  # fmt: skip
                                     best = none
+                                    best_low = nowhere
                                     before = past
                                     doc += 1
                                     first, past = place(doc, start, end_row, starts, LD, d_item, TD)
@@ -298,8 +212,9 @@ def _score_partition(
 
 @gluon.jit(do_not_specialize=RUN_TIME)
 def _hopper_scores_kernel(
-    d_desc, q_ptr, out_ptr, q_starts, q_ends, q_kept_rows, q_kept, starts, ends, d_bits,
-    q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
+    d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
+    q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -317,12 +232,14 @@ def _hopper_scores_kernel(
     streams = gl.num_programs(0) * RINGS
     gl.warp_specialize([
         (_score_partition, (
-            stream, streams, q_tiles, q_ptr, out_ptr, q_starts, q_ends, q_kept_rows, q_kept, starts, ends, d_bits,
-            q_smem, d_smem, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
+            stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
+            NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES)),
         (_score_partition, (
-            other, streams, q_tiles, q_ptr, out_ptr, q_starts, q_ends, q_kept_rows, q_kept, starts, ends, d_bits,
-            q_smem, d_smem, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
+            other, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
+            NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
@@ -330,7 +247,7 @@ def _hopper_scores_kernel(
         (_load_partition, (
             other, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
             BY_TOKENS, PAIRED, 1, BLOCK_LD, STAGES)),
-    ], [4, 1, 1], [224, 56, 56])  # fmt: skip
+    ], [4, 1, 1], [232, 40, 40])  # fmt: skip
 
 
 GLUON = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -349,9 +266,9 @@ class HopperLaunch(NamedTuple):
 
 
 def hopper_scores(
-    q: Side, d: Side, out: Tensor, d_rows: int, d_item: int, processors: int, config: HopperConfig
+    q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, config: HopperConfig
 ) -> HopperLaunch | None:
-    """Writes `out`, [NQ, ND], for every query and document.
+    """Writes `out` for every query and document.
 
     Documents are rows of a `[d_rows, D]` matrix whose row stride is `d.row`; padded ones begin every `d_item` rows; a
     mask has an entry a row. Returns the launch where it was the only one, to be repeated on other tensors of the same
@@ -368,9 +285,9 @@ def hopper_scores(
     step = d.count
     if parts > 1:
         step = max(1, min(step, PARTS_BYTES // (4 * q.count * parts)))
-    sums = out
+    sums = out.scores
     if parts > 1:
-        sums = torch.empty(q.count * step * parts, dtype=torch.float32, device=out.device)
+        sums = torch.empty(q.count * step * parts, dtype=torch.float32, device=d.data.device)
     layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
     programs = (processors, 1, 1)
     for first in range(0, d.count, step):
@@ -380,10 +297,12 @@ def hopper_scores(
             documents, count = d.data[first:], d_rows - first * d_item
         describe = ([count, D], [d.row, 1], [config.BLOCK_LD, config.BLOCK_D], layout)
         arguments = (
-            q.starts, q.ends, rows, kept,
-            None if starts is None else starts[first:], None if ends is None else ends[first:], bits,
-            -(-tiles // 2) if paired else tiles, q.count, columns, q.length, d.length, q.rows, count, D, parts,
-            block.bit_length() - 1, q.item, q.row, q.col, d_item,
+            _from(out.winners, first), _from(out.maxima, first),
+            q.starts, q.ends, rows, kept, _from(starts, first), _from(ends, first),
+            _from(d.starts, first) if d.mask is not None else None, bits,
+            -(-tiles // 2) if paired else tiles, q.count, columns, q.length, min(d.length, d_rows), q.rows, count, D,
+            parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
+            0 if out.winners is None else out.winners.shape[1],
             q.consecutive, d.consecutive and step == d.count, paired,
             config.BLOCK_LD, config.BLOCK_D, config.stages if paired else config.unpaired_stages,
         )  # fmt: skip
@@ -391,6 +310,11 @@ def hopper_scores(
             TensorDescriptor(documents, *describe), q.data, sums, *arguments, num_warps=4
         )
         if parts > 1:
-            sum_parts(sums, out, first, columns, d.count, q.count * columns, parts)
-    plain = parts == 1 and q.mask is None and d.mask is None
+            sum_parts(sums, out.scores, first, columns, d.count, q.count * columns, parts)
+    plain = parts == 1 and q.mask is None and d.mask is None and out.winners is None
     return HopperLaunch(kernel, programs, describe, arguments) if plain else None
+
+
+def _from(table: Tensor | None, first: int) -> Tensor | None:
+    """The rows of a table from one on."""
+    return table if table is None or not first else table[first:]

@@ -1,0 +1,184 @@
+"""What a Hopper warpgroup does with a tile of similarities, 128 query rows × document columns, in its registers: maxima
+of columns, the columns that may hold a winner, and at a document's end sums and winners.
+
+Query tokens lie in the tile such that each thread has four that follow one another and each warp 32, so that the sum of
+a query of 32 tokens leaves no warp.
+"""
+
+from __future__ import annotations
+
+from . import arithmetic
+from .gluon_names import gl, gluon
+
+maximum = gluon.jit(arithmetic.maximum.fn)
+
+ROWS = gl.constexpr(128)  # query rows of a warpgroup
+# [128, 4, 4, 2]: the same before that maximum, of 32 columns
+OWN = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 0, 1], [8, 0, 0, 0], [0, 0, 1, 0], [0, 0, 2, 0], [64, 0, 0, 0]],
+        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
+        block_bases=[],
+        shape=[128, 4, 4, 2],
+    )
+)
+SUB = gl.constexpr(32)  # columns that a document's end touches; a word of a mask
+# [128, 4]: what each thread keeps of an accumulator after the maximum over its own columns
+LANES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[8, 0], [64, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[128, 4],
+    )
+)
+
+
+@gluon.jit
+def lane_maximum(x):
+    """The largest value of each row among a thread's own columns: [128, N] → [128, 4]."""
+    N: gl.constexpr = x.shape[1]
+    pairs = gl.reduce(gl.reshape(x, [x.shape[0], N // 8, 4, 2]), 3, maximum)
+    return gl.convert_layout(gl.reduce(pairs, 1, maximum), LANES, assert_trivial=True)
+
+
+@gluon.jit
+def _left_and_right(x):
+    """Left and right columns."""
+    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
+
+
+@gluon.jit
+def columns(x):
+    """[128, N] → a tuple of [128, SUB]."""
+    if x.shape[1] == SUB:
+        return (x,)
+    else:
+        left, right = _left_and_right(x)
+        return columns(left) + columns(right)
+
+
+@gluon.jit
+def kept(group, word):
+    """Columns whose bit is not set turn into −inf."""
+    column = gl.arange(0, group.shape[1], layout=gl.SliceLayout(0, group.type.layout))
+    return gl.where((((word >> column) & 1) != 0)[None, :], group, float("-inf"))
+
+
+@gluon.jit
+def take(best, best_low, held, group, low, WINNERS: gl.constexpr):
+    """The maximum with a group of columns from row `low` on. With WINNERS the first group that has it too,
+    and that group's columns, of which the document's end asks which it was."""
+    new = maximum(best, lane_maximum(group))
+    if not WINNERS:
+        return new, best_low, held
+    else:
+        # bits, not values: NaN, once in, stays the same NaN and keeps its place
+        more = new.to(gl.int32, bitcast=True) != best.to(gl.int32, bitcast=True)
+        own = gl.permute(gl.reshape(group, [ROWS, 4, 4, 2]), (0, 2, 1, 3))
+        by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
+        of_own = gl.convert_layout(more, by_lane, assert_trivial=True)[:, :, None, None]
+        held = gl.where(of_own, gl.convert_layout(own, OWN, assert_trivial=True), held)
+        return new, gl.where(more, low, best_low), held
+
+
+@gluon.jit
+def _winner(value, best_low, held, first):
+    """Row of the first document token that has the largest similarity `value` of each query row."""
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, OWN))))[None, :, None, None]
+    eight = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, OWN))))[None, None, :, None]
+    pair = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, OWN))))[None, None, None, :]
+    by_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, OWN)))
+    wanted = gl.convert_layout(value, by_row, assert_trivial=True)[:, None, None, None]
+    by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
+    low = gl.convert_layout(best_low, by_lane, assert_trivial=True)[:, :, None, None]
+    found = (low >= 0) & ((held == wanted) | ((held != held) & (wanted != wanted)))
+    at = gl.where(found, low + (eight * 8 + lane * 2 + pair), 2147483647)
+    row = gl.convert_layout(gl.min(gl.min(gl.min(at, 3), 2), 1), gl.SliceLayout(1, LANES), assert_trivial=True)
+    return gl.where(row == 2147483647, first, row)  # −inf everywhere: the first
+
+
+@gluon.jit
+def _token(row):
+    """Row 64 b + 16 w + 8 h + l of the accumulator holds the tile's query token 32 w + 4 l + 2 b + h."""
+    return ((row >> 4) & 3) * 32 + (row & 7) * 4 + (row >> 6) * 2 + ((row >> 3) & 1)
+
+
+@gluon.jit
+def query_rows(
+    row, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
+    Q_CONSECUTIVE: gl.constexpr,
+):  # fmt: skip
+    """Of the query tokens in some rows of the accumulator: offsets, columns in a table of winners, which are there."""
+    token = _token(row)
+    i = (token & ((1 << block_log2) - 1)) + (tile % parts) * ROWS
+    n = (((tile // parts) << (7 - block_log2)) + (token >> block_log2)).to(gl.int64)
+    real = n < NQ
+    n = gl.where(real, n, 0)
+    if q_starts is None:
+        start = n * 0
+        length = start + LQ
+        offset = n * q_item
+    else:
+        start = gl.minimum(gl.maximum(gl.load(q_starts + n).to(gl.int64), 0), TQ)
+        end = gl.minimum(gl.maximum(gl.load(q_ends + n).to(gl.int64), start), TQ)
+        length = gl.minimum(end - start, LQ)
+        offset = start * q_row
+    index = i.to(gl.int64)
+    column = start if Q_CONSECUTIVE else n * LQ
+    if q_kept is not None:
+        length = gl.load(q_kept + n).to(gl.int64)
+        index = gl.load(q_kept_rows + column + i, mask=real & (i < length), other=0).to(gl.int64)
+    return offset + index * q_row, column + index, real & (i < length)
+
+
+@gluon.jit
+def _pair_sums(x):
+    return gl.sum(gl.reshape(x, [x.shape[0] // 2, 2]), 1)
+
+
+@gluon.jit
+def _store_sums(sums, level: gl.constexpr, doc, empty, tile, out_ptr, ND, parts, NQ):
+    """Stores the sums of 2^level query rows each."""
+    n = (((tile // parts) << (7 - level)) + gl.arange(0, ROWS >> level, layout=sums.type.layout)).to(gl.int64)
+    sums = gl.where(empty, float("-inf"), sums)  # an empty query: 0, but −inf against an empty document
+    gl.store(out_ptr + (n * ND + doc) * parts + tile % parts, sums, mask=n < NQ)
+
+
+@gluon.jit
+def finish(
+    best, best_low, held, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
+    ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
+    the maxima and the tokens that have them too."""
+    value = gl.reduce(best, 1, maximum)
+    if winners_ptr is not None:
+        slot = doc.to(gl.int64) * winner_columns + column
+        base = first
+        if MASKED:
+            if bases is None:
+                base = doc * d_item
+            else:
+                base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
+        winner = gl.where(empty, -1, _winner(value, best_low, held, first) - base)
+        gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
+        if maxima_ptr is not None:
+            gl.store(maxima_ptr + slot, value, mask=valid)
+    value = gl.where(valid, value, 0.0)
+    value = gl.reshape(gl.permute(gl.reshape(value, [2, 4, 2, 8]), (1, 3, 0, 2)), [ROWS])  # by tokens
+    of16 = _pair_sums(_pair_sums(_pair_sums(_pair_sums(value))))
+    if block_log2 == 4:
+        _store_sums(of16, 4, doc, empty, tile, out_ptr, ND, parts, NQ)
+    else:
+        of32 = _pair_sums(of16)
+        if block_log2 == 5:
+            _store_sums(of32, 5, doc, empty, tile, out_ptr, ND, parts, NQ)
+        else:
+            of64 = _pair_sums(of32)
+            if block_log2 == 6:
+                _store_sums(of64, 6, doc, empty, tile, out_ptr, ND, parts, NQ)
+            else:
+                _store_sums(_pair_sums(of64), 7, doc, empty, tile, out_ptr, ND, parts, NQ)
