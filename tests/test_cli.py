@@ -75,15 +75,49 @@ def test_same_command_again_adds_what_is_new(run):
     assert "added 0 documents (4 were there already)" in run("index", "texts", "store").stdout
     with open("texts", "a") as file:
         file.write("\none more")
-    assert "added 1 documents (4 were there already)" in run("index", "texts", "store").stdout
+    assert "added 1 document (4 were there already)" in run("index", "texts", "store").stdout
 
 
 def test_changed_text_is_an_error_and_changes_nothing(run):
     run("index", "texts", "store")
     Path("texts").write_text("\n".join(["new first line", *TEXTS]))
     result = run("index", "texts", "store", code=1)
-    assert "texts:1: the corpus holds another text under the id 'texts:1'" in result.stderr
+    assert "texts:1: the corpus holds another text under the id 'texts:1'; nothing was changed" in result.stderr
+    assert "--replace" in result.stderr
     assert len(Corpus.open("store")) == 4
+
+
+def test_changed_texts_are_replaced_on_request(run):
+    run("index", "texts", "store")
+    Path("texts").write_text("\n".join(["a new first line", *TEXTS[1:3]]))
+    result = run("index", "texts", "store", "--replace")
+    assert result.stdout == "added 0 documents, replaced 1 (2 were there already); store holds 4\n"
+    store = Corpus.open("store")
+    assert store.texts(["texts:1", "texts:4"]) == {"texts:1": "a new first line", "texts:4": TEXTS[3]}
+    assert store.check() == []
+    (found,) = json.loads(run("search", "store", "new line", "-k", "1", "--json").stdout)
+    assert found["hits"][0]["text"] == "a new first line"
+    again = json.loads(run("index", "texts", "store", "--replace", "--json").stdout)
+    assert (again["added"], again["replaced"], again["skipped"], again["documents"]) == (0, 0, 3, 4)
+
+
+def test_an_interrupted_replacement_keeps_old_texts(run, monkeypatch):
+    run("index", "texts", "store")
+    Path("texts").write_text("\n".join(f"new {text}" for text in TEXTS))
+    monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    real = WordEncoder.documents
+
+    def stopping(encoder, texts, *arguments):
+        if "far" in texts[0]:
+            raise KeyboardInterrupt
+        return real(encoder, texts, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WordEncoder, "documents", stopping)
+        run("index", "texts", "store", "--replace", code=130)
+    ids = [f"texts:{n}" for n in range(1, 5)]
+    assert list(Corpus.open("store").texts(ids).values()) == [f"new {TEXTS[0]}", *TEXTS[1:]]
+    assert "replaced 3 (1 was there already)" in run("index", "texts", "store", "--replace").stdout
 
 
 def test_batches_are_committed(run, monkeypatch):

@@ -141,13 +141,16 @@ def index(
         str, typer.Option(help="Encoder: a sentence-transformers or PyLate model, by name or folder.")
     ] = encode.DEFAULT,
     dtype: Annotated[Dtype | None, typer.Option(help="How a new corpus keeps embeddings; without it float16.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace documents whose text has changed, instead of stopping there.")
+    ] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Encode texts and add them to a corpus, which is made if need be.
 
     Documents that the corpus already holds are skipped, so after an interruption the same command goes on where it
-    stopped.
+    stopped. Documents that are no longer in the source stay in the corpus.
     """
     start = time.monotonic()
     found = sum(1 for _ in sources.read(source))  # every fault of the source is found before the work begins
@@ -164,17 +167,20 @@ def index(
     if target is None:
         target = Corpus.create(corpus, encoder.dim, (dtype or Dtype.float16).value, encoder=encoder.name)
     _check_width(encoder, target)
-    todo = sum(1 for _ in indexing.new_texts(target, sources.read(source)))
+    todo = sum(1 for _ in indexing.new_texts(target, sources.read(source), replace))
     try:
         with _refusals(), track("encoding", todo) as progress:
-            added = indexing.index_texts(target, encoder, sources.read(source), progress)
+            done = indexing.index_texts(target, encoder, sources.read(source), progress, replace)
     except KeyboardInterrupt:
-        _stop(f"stopped; {corpus} holds {len(target)} documents, run the same command to go on", 130)
+        _stop(f"stopped; {corpus} holds {_count(len(target), 'document')}, run the same command to go on", 130)
+    skipped = found - sum(done)
     if as_json:
-        result = {"corpus": str(corpus), "added": added, "skipped": found - added, "documents": len(target)}
+        result = {"corpus": str(corpus), **done._asdict(), "skipped": skipped, "documents": len(target)}
         _print_json({**result, "seconds": round(time.monotonic() - start, 3)})
     else:
-        typer.echo(f"added {added} documents ({found - added} were there already); {corpus} holds {len(target)}")
+        replaced = f", replaced {done.replaced}" if replace else ""
+        there = f"{skipped} {'was' if skipped == 1 else 'were'} there already"
+        typer.echo(f"added {_count(done.added, 'document')}{replaced} ({there}); {corpus} holds {len(target)}")
 
 
 @app.command()
@@ -284,6 +290,10 @@ def _check_width(encoder: encode.Encoder, corpus: Corpus) -> None:
         raise encode.EncoderError(
             f"the model {encoder.name!r} has width {encoder.dim}, {corpus.path} holds {corpus.dim}"
         )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _print_json(value: Any) -> None:
