@@ -101,6 +101,17 @@ def test_changed_texts_are_replaced_on_request(run):
     assert (again["added"], again["replaced"], again["skipped"], again["documents"]) == (0, 0, 3, 4)
 
 
+def test_cut_documents_are_told(run):
+    assert "warning" not in run("index", "texts", "store").stderr
+    Path("long").write_text("one two three four five six\nred\na b c d e f g\nx y z 1 2")
+    result = run("index", "long", "store", "--json")
+    warning = "maxsim: warning: 2 documents are longer than 5 tokens; what follows these cannot be found"
+    assert result.stderr.splitlines()[-1] == warning
+    assert (json.loads(result.stdout)["cut"], json.loads(result.stdout)["limit"]) == (2, 5)
+    assert "warning" not in run("index", "long", "store").stderr
+    assert "300 tokens" in " ".join(run("index", "--help").stdout.split())
+
+
 def test_an_interrupted_replacement_keeps_old_texts(run, monkeypatch):
     run("index", "texts", "store")
     Path("texts").write_text("\n".join(f"new {text}" for text in TEXTS))

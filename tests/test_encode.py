@@ -69,13 +69,23 @@ def test_no_texts_and_texts_without_tokens(model):
 
 
 def test_cut_at_the_limits(model, monkeypatch):
-    encoder = encode.load(str(model))
     text = "cat " * 500
-    assert len(encoder.documents([text])[0]) == 38  # what the model can place, less [CLS] and [SEP]
+    assert len(encode.load(str(model)).documents([text])[0]) == 38  # what the model can place, less [CLS] and [SEP]
     monkeypatch.setattr(encode, "DOCUMENT_TOKENS", 30)
+    encoder = encode.load(str(model))
     monkeypatch.setattr(encode, "QUERY_TOKENS", 10)
     assert len(encoder.documents([text])[0]) == len(encoder.document_tokens(text)) == 28
     assert len(encoder.queries([text])[0]) == len(encoder.query_tokens(text)) == 8
+
+
+def test_cut_documents_are_counted(model):
+    encoder = encode.load(str(model))
+    assert (encoder.limit, encoder.cut) == (40, 0)
+    encoder.documents(["cat " * 38, "cat " * 39, "", "dog " * 500])
+    encoder.documents(["cat " * 39])
+    encoder.queries(["cat " * 500])
+    encoder.document_tokens("cat " * 500)
+    assert encoder.cut == 3
 
 
 def test_prompts_of_the_model(model, tmp_path):
@@ -140,6 +150,8 @@ def test_pylate_model(model):
     assert [tensor.ndim for tensor in documents + queries] == [2, 2, 2]
     assert {tensor.shape[1] for tensor in documents + queries} == {encoder.dim}
     torch.testing.assert_close(documents[0].norm(dim=1), torch.ones(len(documents[0])))
+    encoder.documents([f"{'cat ' * (encoder.limit - extra)}" for extra in (4, 3, 2)])  # [CLS], [D] and [SEP]
+    assert encoder.cut == 1
 
 
 def test_missing_models_and_packages(model, tmp_path, monkeypatch):

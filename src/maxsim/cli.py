@@ -150,7 +150,8 @@ def index(
     """Encode texts and add them to a corpus, which is made if need be.
 
     Documents that the corpus already holds are skipped, so after an interruption the same command goes on where it
-    stopped. Documents that are no longer in the source stay in the corpus.
+    stopped. Documents that are no longer in the source stay in the corpus. Of each document an encoder reads the first
+    300 tokens, or fewer if that is the model's limit; how many documents are longer is said at the end.
     """
     start = time.monotonic()
     found = sum(1 for _ in sources.read(source))  # every fault of the source is found before the work begins
@@ -173,10 +174,16 @@ def index(
             done = indexing.index_texts(target, encoder, sources.read(source), progress, replace)
     except KeyboardInterrupt:
         _stop(f"stopped; {corpus} holds {_count(len(target), 'document')}, run the same command to go on", 130)
+    finally:
+        if encoder.cut:
+            longer = "1 document is" if encoder.cut == 1 else f"{encoder.cut} documents are"
+            warning = f"warning: {longer} longer than {encoder.limit} tokens; what follows these cannot be found"
+            print(f"maxsim: {warning}", file=sys.stderr)
     skipped = found - sum(done)
     if as_json:
-        result = {"corpus": str(corpus), **done._asdict(), "skipped": skipped, "documents": len(target)}
-        _print_json({**result, "seconds": round(time.monotonic() - start, 3)})
+        counts = {**done._asdict(), "skipped": skipped, "documents": len(target)}
+        seconds = round(time.monotonic() - start, 3)
+        _print_json({"corpus": str(corpus), **counts, "cut": encoder.cut, "limit": encoder.limit, "seconds": seconds})
     else:
         replaced = f", replaced {done.replaced}" if replace else ""
         there = f"{skipped} {'was' if skipped == 1 else 'were'} there already"

@@ -38,11 +38,14 @@ class EncoderError(RuntimeError):
 class Encoder(Protocol):
     """Turns texts into token embeddings.
 
-    `name` finds the same model again through `load`; `dim` is the width D of every embedding.
+    `name` finds the same model again through `load`; `dim` is the width D of every embedding. Of a document the first
+    `limit` tokens are encoded, special tokens and prompt included; `cut` counts the documents that were longer.
     """
 
     name: str
     dim: int
+    limit: int
+    cut: int
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
         """One float32 [L_i, D] tensor on the CPU for each text, in order; [0, D] for a text without tokens.
@@ -116,22 +119,24 @@ class TransformerEncoder:
         self.name = name
         self.dim = int(self._model.config.hidden_size)
         self._device = device
-        self._limit = min(
+        self._longest = min(
             int(getattr(self._model.config, "max_position_embeddings", None) or DOCUMENT_TOKENS),
             int(self._tokenizer.model_max_length),
         )
+        self.limit = min(DOCUMENT_TOKENS, self._longest)
+        self.cut = 0
         prompts = prompts or {}
         self._document_prompt = prompts.get("document") or prompts.get("passage") or ""
         self._query_prompt = prompts.get("query") or ""
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
-        return self._encode(texts, self._document_prompt, DOCUMENT_TOKENS, progress)
+        return self._encode(texts, False, progress)
 
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
-        return self._encode(texts, self._query_prompt, QUERY_TOKENS, progress)
+        return self._encode(texts, True, progress)
 
     def document_tokens(self, text: str) -> list[str]:
-        return self._pieces(self._document_prompt + text, DOCUMENT_TOKENS)
+        return self._pieces(self._document_prompt + text, self.limit)
 
     def query_tokens(self, text: str) -> list[str]:
         return self._pieces(self._query_prompt + text, QUERY_TOKENS)
@@ -140,18 +145,21 @@ class TransformerEncoder:
         return self._tokenizer(
             texts,
             truncation=True,
-            max_length=min(limit, self._limit),
+            max_length=min(limit, self._longest),
             return_special_tokens_mask=True,
             return_offsets_mapping=True,
         )
 
     @torch.inference_mode()
-    def _encode(self, texts: Sequence[str], prompt: str, limit: int, progress: Progress | None) -> list[torch.Tensor]:
+    def _encode(self, texts: Sequence[str], is_query: bool, progress: Progress | None) -> list[torch.Tensor]:
         if not texts:
             return []
-        rows = self._tokenize([prompt + text for text in texts], limit)
+        prompt = self._query_prompt if is_query else self._document_prompt
+        rows = self._tokenize([prompt + text for text in texts], QUERY_TOKENS if is_query else self.limit)
+        if not is_query:
+            self.cut += sum(bool(row.overflowing) for row in rows.encodings)
         lengths = [len(ids) for ids in rows["input_ids"]]
-        result: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(texts)
+        result: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(lengths)
         for batch in _batches(lengths, BATCH_TOKENS.get(self._device.type, 2048)):
             names = [name for name in self._tokenizer.model_input_names if name in rows]
             inputs = {name: self._pad(name, [rows[name][i] for i in batch]) for name in names}
@@ -190,8 +198,14 @@ class PylateEncoder:
             raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
         self.name = name
         self.dim = int(self.queries(["width"])[0].shape[1])
+        self.limit = int(self._model.document_length)
+        self.cut = 0
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        room = self.limit - (self._model.document_prefix_id is not None)
+        for start in range(0, len(texts), 64):  # PyLate does not say what it cuts
+            rows = self._model.tokenizer(list(texts[start : start + 64]), truncation=False, verbose=False)
+            self.cut += sum(len(ids) > room for ids in rows["input_ids"])
         return self._encode(texts, False, progress)
 
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
