@@ -150,7 +150,10 @@ def test_pylate_model(model):
     assert [tensor.ndim for tensor in documents + queries] == [2, 2, 2]
     assert {tensor.shape[1] for tensor in documents + queries} == {encoder.dim}
     torch.testing.assert_close(documents[0].norm(dim=1), torch.ones(len(documents[0])))
-    encoder.documents([f"{'cat ' * (encoder.limit - extra)}" for extra in (4, 3, 2)])  # [CLS], [D] and [SEP]
+    assert encoder.limit == encoder._model.document_length
+    encoder.limit = encoder._model.document_length = 20
+    long = encoder.documents(["cat " * n for n in (16, 17, 18)])  # beside [CLS], [D] and [SEP]
+    assert [len(document) for document in long] == [19, 20, 20]
     assert encoder.cut == 1
 
 
