@@ -270,7 +270,7 @@ def bench(context: typer.Context) -> None:
     """Time scoring beside its contenders; `maxsim bench --help` says how."""
     from .bench import main as bench_main
 
-    raise typer.Exit(bench_main(context.args))
+    raise typer.Exit(bench_main(context.args, program="maxsim bench"))
 
 
 def _device(name: str | None) -> torch.device:
