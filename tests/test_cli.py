@@ -28,8 +28,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "load", lambda name="minilm", device=None: WordEncoder(name))
     Path("texts").write_text("\n".join(TEXTS))
 
-    def invoke(*arguments, code=0):
-        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    def invoke(*arguments, code=0, input=None):
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments], input=input)
         assert result.exit_code == code, result.output
         assert "Traceback" not in result.output
         return result
@@ -67,7 +67,20 @@ def test_json(run):
 def test_nothing_found(run):
     run("index", "texts", "store")
     assert json.loads(run("search", "store", "dog", "-k", "0", "--json").stdout) == [{"query": "dog", "hits": []}]
-    assert run("search", "store", " ").stdout == "no hits\n"
+    assert run("search", "store", "dog", "-k", "0").stdout == "no hits\n"
+
+
+def test_queries_from_the_standard_input(run):
+    run("index", "texts", "store")
+    arguments = ["search", "store", "--queries", "-", "-k", "1", "--json"]
+    found = json.loads(run(*arguments, input="dog sat\n\nblue\n").stdout)
+    assert [(r["id"], r["hits"][0]["id"]) for r in found] == [("stdin:1", "texts:4"), ("stdin:3", "texts:3")]
+    assert one_line(run(*arguments, input="\n", code=1)) == "maxsim: stdin: holds no text\n"
+    assert "stdin:2: not UTF-8" in one_line(run(*arguments, input=b"x\n\xff", code=1))
+
+
+def test_version(run):
+    assert run("--version").stdout == f"maxsim {maxsim.__version__}\n"
 
 
 def test_same_command_again_adds_what_is_new(run):
@@ -165,8 +178,9 @@ def test_errors_are_one_line(run, monkeypatch):
     Path("full").mkdir()
     Path("full", "letter").touch()
     cases = [
-        (["search", "nowhere", "x"], "nowhere is not a corpus"),
-        (["info", "texts"], "texts is not a corpus"),
+        (["search", "nowhere", "x"], "nowhere is not a corpus: there is no such folder"),
+        (["info", "texts"], "texts is not a corpus: it is a file, and a corpus is a folder"),
+        (["index", "texts", "texts"], "texts is not a corpus: it is a file, and a corpus is a folder"),
         (["index", "nothing", "store"], "nothing: no such file"),
         (["index", "bad.jsonl", "store"], "bad.jsonl:1: not JSON"),
         (["index", "texts", "full"], "full is not empty (it holds letter)"),
@@ -195,6 +209,8 @@ def test_errors_are_one_line(run, monkeypatch):
     "arguments",
     [
         ["search", "store"],
+        ["search", "store", ""],
+        ["search", "store", "x", " "],
         ["search", "store", "x", "-k", "-1"],
         ["search", "store", "x", "-k", "many"],
         ["search", "store", "x", "--device", "abacus"],

@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import encode, indexing, sources
+from . import __version__, encode, indexing, sources
 from .corpus import CorpusError
 from .errors import UnsupportedError
 from .search import Corpus
@@ -32,7 +32,6 @@ R = TypeVar("R")
 
 app = typer.Typer(
     name="maxsim",
-    help="Exact late-interaction search over your texts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -127,6 +126,21 @@ def _stop(message: str, code: int = 1) -> NoReturn:
     raise typer.Exit(code) from None
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"maxsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Exact late-interaction search over your texts."""
+
+
 @app.command()
 @_plain_errors
 def index(
@@ -196,7 +210,10 @@ def search(
     corpus: CorpusPath,
     query: Annotated[list[str] | None, typer.Argument(help="One or more queries.")] = None,
     queries: Annotated[
-        Path | None, typer.Option(help="Read queries from a file or folder, in the forms of `index`.")
+        Path | None,
+        typer.Option(
+            help="Read queries from a file or folder, in the forms of `index`; - is the standard input, one a line."
+        ),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=0, help="Hits for each query.")] = 10,
     explain: Annotated[bool, typer.Option(help="Show which token of the document each query token matched.")] = False,
@@ -206,8 +223,12 @@ def search(
 ) -> None:
     """Find the best documents for each query, exactly."""
     asked: list[tuple[str | int | None, str]] = [(None, text) for text in query or []]
+    if not all(text.strip() for _, text in asked):
+        raise typer.BadParameter("a query must not be empty", param_hint="QUERY")
     if queries is not None:
-        asked += [(text.id, text.text) for text in sources.read(queries)]
+        standard = str(queries) == "-"
+        read = sources.read_stream(sys.stdin.buffer, "stdin") if standard else sources.read(queries)
+        asked += [(text.id, text.text) for text in read]
     if not asked:
         raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
     where = _device(device)

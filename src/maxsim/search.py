@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from .corpus import Id, Store
 from .layout import TokensLike
 from .packed import Packed, Views, as_tensor
-from .topk import merge, topk
+from .topk import check_k, merge, topk
 
 
 class Hit(NamedTuple):
@@ -52,9 +51,7 @@ class Corpus(Store):
 
 def search(store: Store, queries: TokensLike, k: int, subset: Iterable[Id] | None = None) -> list[list[Hit]]:
     """`Corpus.search` for any store."""
-    k = operator.index(k)
-    if k < 0:
-        raise ValueError(f"k must not be negative, got {k}")
+    k = check_k(k)
     asked = _queries(queries, store)
     selection = store.select(subset)
     NQ = asked.shape[0] if isinstance(asked, Tensor) else len(asked)

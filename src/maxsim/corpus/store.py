@@ -122,6 +122,7 @@ class Store:
 
         Raises:
             FileNotFoundError: no corpus there.
+            NotADirectoryError: a file is there.
             CorpusError: damaged, of a newer format, or locked; names the file and what is wrong.
         """
         return cls(path, device)
