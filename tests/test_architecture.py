@@ -15,12 +15,12 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sor
 
 # From the ground up; a room sees those below it, and a folder sees itself (but no backend another).
 LAYERS = [
-    {"errors", "reference", "precision", "packed", "kernels", "sources", "plans"},
+    {"errors", "reference", "precision", "packed", "kernels", "sources", "plans", "progress"},
     {"layout", "result", "encode"},
     {"backends", "corpus"},
     {"dispatch"},
     {"autograd"},
-    {"ops", "topk"},
+    {"ops", "best"},
     {"search"},
     {"indexing"},
     {"bench"},

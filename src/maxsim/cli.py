@@ -2,6 +2,8 @@
 
 Results go to the standard output (`--json` for machines), progress and errors to the standard error. Exit codes: 0
 done, 1 an error that the message explains, 2 wrong usage, 130 stopped with Ctrl-C.
+
+Torch and what needs it is imported by the commands, so that help and wrong usage come at once.
 """
 
 from __future__ import annotations
@@ -9,23 +11,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 
-import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import __version__, encode, indexing, sources
-from .corpus import CorpusError
+from . import __version__, sources
 from .errors import UnsupportedError
-from .search import Corpus
+
+if TYPE_CHECKING:
+    import torch
+
+    from .encode import Encoder
+    from .search import Corpus
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,48 +51,6 @@ class Dtype(str, Enum):
     float32 = "float32"
 
 
-class track:
-    """Progress over `total` things: a bar on a terminal, otherwise a line every ten seconds and one at the end.
-
-    Use as a context manager; call it with the number of things done since the last call.
-    """
-
-    EVERY_SECONDS = 10.0
-
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
-        self._start = self._last = time.monotonic()
-        self._bar: Progress | None = None
-        if sys.stderr.isatty():
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-            )
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
-            self._task = self._bar.add_task(what, total=total, rate="")
-
-    def __enter__(self) -> track:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def __call__(self, count: int) -> None:
-        self.done += count
-        now = time.monotonic()
-        rate = f"{self.done / max(now - self._start, 1e-9):.0f}/s"
-        if self._bar:
-            self._bar.update(self._task, completed=self.done, rate=rate)
-        elif self.done == self.total or now - self._last >= self.EVERY_SECONDS:
-            self._last = now
-            print(f"{self.what}: {self.done} of {self.total}, {rate}", file=sys.stderr, flush=True)
-
-
 def _plain_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Errors that a user can mend become one line and exit code 1; any other is our fault and keeps its traceback."""
 
@@ -98,16 +60,30 @@ def _plain_errors(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
             _stop("stopped", 130)
-        except BrokenPipeError:
-            raise  # the reader of our output has gone, which typer ends quietly
-        except torch.OutOfMemoryError:
-            _stop("the GPU's memory is too small for this; try --device cpu")
-        except UnsupportedError as error:
-            _stop(f"{' '.join(str(error).split())}; try --device cpu")
-        except (CorpusError, sources.SourceError, encode.EncoderError, OSError) as error:
-            _stop(str(error))
+        except (BrokenPipeError, typer.Exit, typer.BadParameter):
+            raise  # typer's own; of the first, that the reader of our output has gone, it makes a quiet end
+        except Exception as error:
+            message = _explanation(error)
+            if message is None:
+                raise
+            _stop(message)
 
     return wrapped
+
+
+def _explanation(error: Exception) -> str | None:
+    """What a user can do about it, None for an error that is our fault."""
+    from torch import OutOfMemoryError
+
+    from .corpus import CorpusError
+    from .encode import EncoderError
+
+    if isinstance(error, OutOfMemoryError):
+        return "the GPU's memory is too small for this; try --device cpu"
+    if isinstance(error, UnsupportedError):
+        return f"{' '.join(str(error).split())}; try --device cpu"
+    explained = isinstance(error, (CorpusError, sources.SourceError, EncoderError, OSError))
+    return str(error) if explained else None
 
 
 @contextmanager
@@ -119,6 +95,16 @@ def _refusals() -> Iterator[None]:
         _stop(str(error.args[0]))  # its str() would have quotation marks
     except ValueError as error:
         _stop(str(error))
+
+
+@contextmanager
+def _orderly_stop() -> Iterator[None]:
+    """Ctrl-C is an exception in here, so that what is half written is removed and the user told what there is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _stop(message: str, code: int = 1) -> NoReturn:
@@ -153,7 +139,7 @@ def index(
     corpus: CorpusPath,
     model: Annotated[
         str, typer.Option(help="Encoder: a sentence-transformers or PyLate model, by name or folder.")
-    ] = encode.DEFAULT,
+    ] = "minilm",
     dtype: Annotated[Dtype | None, typer.Option(help="How a new corpus keeps embeddings; without it float16.")] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace documents whose text has changed, instead of stopping there.")
@@ -167,6 +153,10 @@ def index(
     stopped. Documents that are no longer in the source stay in the corpus. Of each document an encoder reads the first
     300 tokens, or fewer if that is the model's limit; how many documents are longer is said at the end.
     """
+    from . import encode, indexing
+    from .progress import track
+    from .search import Corpus
+
     start = time.monotonic()
     found = sum(1 for _ in sources.read(source))  # every fault of the source is found before the work begins
     target: Corpus | None
@@ -184,7 +174,7 @@ def index(
     _check_width(encoder, target)
     todo = sum(1 for _ in indexing.new_texts(target, sources.read(source), replace))
     try:
-        with _refusals(), track("encoding", todo) as progress:
+        with _orderly_stop(), _refusals(), track("encoding", todo) as progress:
             done = indexing.index_texts(target, encoder, sources.read(source), progress, replace)
     except KeyboardInterrupt:
         _stop(f"stopped; {corpus} holds {_count(len(target), 'document')}, run the same command to go on", 130)
@@ -231,6 +221,9 @@ def search(
         asked += [(text.id, text.text) for text in read]
     if not asked:
         raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
+    from . import encode, indexing
+    from .search import Corpus
+
     where = _device(device)
     opened = Corpus.open(corpus, where)
     name = model or opened.encoder
@@ -261,6 +254,8 @@ def search(
 @_plain_errors
 def info(corpus: CorpusPath, as_json: Json = False) -> None:
     """What a corpus holds."""
+    from .search import Corpus
+
     facts = dataclasses.asdict(Corpus.open(corpus).info())
     if as_json:
         _print_json(facts)
@@ -273,6 +268,8 @@ def info(corpus: CorpusPath, as_json: Json = False) -> None:
 @_plain_errors
 def check(corpus: CorpusPath, as_json: Json = False) -> None:
     """Read every byte of a corpus and say what is wrong with it; exit code 1 if anything is."""
+    from .search import Corpus
+
     problems = Corpus.open(corpus).check()
     if as_json:
         _print_json({"sound": not problems, "problems": problems})
@@ -295,6 +292,8 @@ def bench(context: typer.Context) -> None:
 
 
 def _device(name: str | None) -> torch.device:
+    import torch
+
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -309,15 +308,17 @@ def _device(name: str | None) -> torch.device:
 
 
 def _check_same(what: str, asked: str, kept: str | None, corpus: Path) -> None:
+    from .corpus import CorpusError
+
     if asked != kept:
         raise CorpusError(f"{corpus} was made with {what} {kept}, not {asked}; give --{what} {kept} or another folder")
 
 
-def _check_width(encoder: encode.Encoder, corpus: Corpus) -> None:
+def _check_width(encoder: Encoder, corpus: Corpus) -> None:
+    from .encode import EncoderError
+
     if encoder.dim != corpus.dim:
-        raise encode.EncoderError(
-            f"the model {encoder.name!r} has width {encoder.dim}, {corpus.path} holds {corpus.dim}"
-        )
+        raise EncoderError(f"the model {encoder.name!r} has width {encoder.dim}, {corpus.path} holds {corpus.dim}")
 
 
 def _count(number: int, what: str) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .best import check_k, merge, topk
 from .corpus import Id, Store
 from .layout import TokensLike
 from .packed import Packed, Views, as_tensor
-from .topk import check_k, merge, topk
 
 
 class Hit(NamedTuple):
