@@ -181,6 +181,7 @@ def test_errors_are_one_line(run, monkeypatch):
         (["index", "texts", "full"], "full is not empty (it holds letter)"),
         (["index", "texts", "store", "--model", "other"], "was made with model minilm, not other"),
         (["index", "texts", "store", "--dtype", "float32"], "was made with dtype float16, not float32"),
+        (["search", "store", "x", "--model", "other"], "store was made with model minilm, not other"),
         (["search", "plain", "x"], "does not say which model"),
         (["search", "wide", "x"], f"has width {DIM}, wide holds {DIM + 1}"),
         (["index", "texts", "wide"], f"has width {DIM}, wide holds {DIM + 1}"),

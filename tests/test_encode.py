@@ -137,7 +137,7 @@ def test_explain(model, tmp_path):
 def test_pylate_is_asked_for_its_models(model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pylate", None)
     (tmp_path / "config_sentence_transformers.json").write_text('{"query_prefix": "[Q] "}')
-    for name in (str(tmp_path), "pylate:any"):
+    for name in (str(tmp_path), f"pylate:{tmp_path}"):
         with pytest.raises(EncoderError, match="pip install pylate"):
             encode.load(name)
 
@@ -180,6 +180,45 @@ def test_missing_models_and_packages(model, tmp_path, monkeypatch):
         encode.load(str(model))
     with pytest.raises(EncoderError, match="pip install transformers"):
         encode.load("some/name")
+
+
+def test_a_wrong_name_is_told_after_one_question(model, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def unreachable(url):
+        asked.append(url)
+        raise ConnectionError("no network.\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    for name in ("mini-lm", "pylate:mini-lm"):
+        with pytest.raises(EncoderError) as caught:
+            encode.load(name)
+        assert str(caught.value) == (
+            "the model 'mini-lm' is neither a folder here nor found on the model hub: no network; "
+            "the name may be misspelt (the default is 'minilm')"
+        )
+    assert len(asked) == 2
+
+
+def test_an_earlier_download_serves_without_a_network(model, tmp_path, environment):
+    commit = "0" * 40
+    cache = tmp_path / "hub" / "models--some--name"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text(commit)
+    (cache / "snapshots").mkdir()
+    (cache / "snapshots" / commit).symlink_to(model, target_is_directory=True)
+    code = """
+import huggingface_hub.file_download, maxsim.encode
+def unreachable(*arguments, **options):
+    raise ConnectionError
+huggingface_hub.get_hf_file_metadata = huggingface_hub.file_download.get_hf_file_metadata = unreachable
+print(maxsim.encode.load("some/name", "cpu").dim)
+"""
+    settings = environment | {"HF_HOME": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True)
+    assert (result.stdout, result.returncode) == ("32\n", 0), result.stderr
 
 
 def test_importing_loads_no_model_library(environment):

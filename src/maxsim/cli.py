@@ -229,6 +229,8 @@ def search(
     name = model or opened.encoder
     if name is None:
         raise encode.EncoderError(f"{corpus} does not say which model made its embeddings; give --model")
+    if opened.encoder is not None:
+        _check_same("model", name, opened.encoder, corpus)
     encoder = encode.load(name, where)
     _check_width(encoder, opened)
     results = []

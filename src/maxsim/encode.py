@@ -75,16 +75,15 @@ def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encod
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if name == DEFAULT:
-        return TransformerEncoder(name, _packaged_minilm(), device)
+        return TransformerEncoder(name, _packaged_minilm(), device, {}, True)
     source = name.removeprefix("pylate:")
     if not source:
         raise EncoderError("the model needs a name or a folder")
-    if source != name:
-        return PylateEncoder(name, source, device)
-    settings = _settings(source)
-    if "query_prefix" in settings:
-        return PylateEncoder(name, source, device)
-    return TransformerEncoder(name, source, device, settings.get("prompts"))
+    local = Path(source).is_dir() or not _hub_answers(source)
+    settings = _settings(source, local) if source == name else {}
+    if source != name or "query_prefix" in settings:
+        return PylateEncoder(name, source, device, local)
+    return TransformerEncoder(name, source, device, settings.get("prompts"), local)
 
 
 class TransformerEncoder:
@@ -94,15 +93,16 @@ class TransformerEncoder:
     if lower.
     """
 
-    def __init__(self, name: str, source: str, device: torch.device, prompts: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, source: str, device: torch.device, prompts: dict[str, str] | None, local: bool
+    ) -> None:
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError:
             raise EncoderError(f"the model {name!r} needs the package transformers: pip install transformers") from None
         folder = Path(source, "0_Transformer")  # where older sentence-transformers models keep it
         source = str(folder) if folder.is_dir() else source
-        local = Path(source).is_dir()  # a folder never asks the network
-        if local and not Path(source, "config.json").is_file():
+        if Path(source).is_dir() and not Path(source, "config.json").is_file():
             raise EncoderError(f"the model {name!r} cannot be loaded: the folder {source} holds no config.json")
         try:
             with _quiet(local):
@@ -187,13 +187,13 @@ class TransformerEncoder:
 class PylateEncoder:
     """A PyLate (ColBERT) model, encoded by PyLate itself with the model's own lengths, prefixes and masks."""
 
-    def __init__(self, name: str, source: str, device: torch.device) -> None:
+    def __init__(self, name: str, source: str, device: torch.device, local: bool) -> None:
         try:
             from pylate import models
         except ImportError:
             raise EncoderError(f"the model {name!r} needs the package pylate: pip install pylate") from None
         try:
-            self._model = models.ColBERT(source, device=str(device))
+            self._model = models.ColBERT(source, device=str(device), local_files_only=local)
         except (OSError, ValueError) as error:
             raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
         self.name = name
@@ -245,24 +245,49 @@ def _packaged_minilm() -> str:
     return str(Path(next(iter(spec.submodule_search_locations)), "model"))
 
 
-def _settings(source: str) -> dict[str, Any]:
+def _hub_answers(source: str) -> bool:
+    """Whether the model hub gives a model now; False where it does not, but an earlier download is on the disk.
+
+    One question without retries: the libraries ask for each file anew, and each time for half a minute.
+
+    Raises:
+        EncoderError: the model is neither on the hub, as far as can be seen, nor on the disk.
+    """
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
+        raise EncoderError(f"the model {source!r} cannot be loaded: no such folder")
+    try:
+        import transformers  # noqa: F401 - brings the hub's client
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    except ImportError:
+        raise EncoderError(f"the model {source!r} needs the package transformers: pip install transformers") from None
+    try:
+        get_hf_file_metadata(hf_hub_url(source, "config.json"))
+    except Exception as error:  # of whichever HTTP library the hub's client uses
+        if isinstance(try_to_load_from_cache(source, "config.json"), str):
+            return False
+        reason = _first_line(error).rstrip(".")
+        raise EncoderError(
+            f"the model {source!r} is neither a folder here nor found on the model hub: {reason}; "
+            f"the name may be misspelt (the default is {DEFAULT!r})"
+        ) from error
+    return True
+
+
+def _settings(source: str, local: bool) -> dict[str, Any]:
     """What config_sentence_transformers.json says, {} for a model without one."""
     path: str | None = str(Path(source, "config_sentence_transformers.json"))
     if not Path(source).is_dir():
-        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
-            raise EncoderError(f"the model {source!r} cannot be loaded: no such folder")
+        from transformers.utils import cached_file
+
         try:
-            from transformers.utils import cached_file
-        except ImportError:
-            raise EncoderError(
-                f"the model {source!r} needs the package transformers: pip install transformers"
-            ) from None
-        try:
-            path = cached_file(source, "config_sentence_transformers.json", _raise_exceptions_for_missing_entries=False)
+            path = cached_file(
+                source,
+                "config_sentence_transformers.json",
+                local_files_only=local,
+                _raise_exceptions_for_missing_entries=False,
+            )
         except (OSError, ValueError) as error:
-            raise EncoderError(
-                f"the model {source!r} is neither a folder nor a known name: {_first_line(error)}"
-            ) from error
+            raise EncoderError(f"the model {source!r} cannot be loaded: {_first_line(error)}") from error
     if path is None or not Path(path).is_file():
         return {}
     try:
@@ -274,7 +299,7 @@ def _settings(source: str) -> dict[str, Any]:
 
 @contextmanager
 def _quiet(local: bool) -> Iterator[None]:
-    """No bar for loading a folder, which takes a moment; a download keeps its bar."""
+    """No bar for loading from the disk, which takes a moment; a download keeps its bar."""
     from transformers.utils import logging
 
     silence = local and logging.is_progress_bar_enabled()
