@@ -46,5 +46,5 @@ if __name__ == "__main__":
 
     pause = float(sys.argv.pop(1))
     encode.load = lambda name="minilm", device=None: WordEncoder(name, pause)
-    indexing.BATCH_DOCUMENTS = 8
+    indexing.BATCH_DOCUMENTS, indexing.COMMIT_SECONDS = 8, 0
     cli.main()

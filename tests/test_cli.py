@@ -124,6 +124,7 @@ def test_an_interrupted_replacement_keeps_old_texts(run, monkeypatch):
     run("index", "texts", "store")
     Path("texts").write_text("\n".join(f"new {text}" for text in TEXTS))
     monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(indexing, "COMMIT_SECONDS", 0)
     real = WordEncoder.documents
 
     def stopping(encoder, texts, *arguments):
@@ -141,14 +142,26 @@ def test_an_interrupted_replacement_keeps_old_texts(run, monkeypatch):
 
 def test_batches_are_committed(run, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(indexing, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(progress.track, "EVERY_SECONDS", 0)
     result = run("index", "texts", "store")
     assert result.stderr.splitlines()[1].startswith("encoding: 2 of 4, ")
     assert Corpus.open("store").info().segments == 4
 
 
+@pytest.mark.parametrize(("documents", "seconds", "segments"), [(3, 60, 2), (99, 60, 1), (99, 0, 4)])
+def test_commits_by_number_and_by_time(run, monkeypatch, documents, seconds, segments):
+    monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(indexing, "COMMIT_DOCUMENTS", documents)
+    monkeypatch.setattr(indexing, "COMMIT_SECONDS", seconds)
+    run("index", "texts", "store")
+    assert Corpus.open("store").info().segments == segments
+    assert Corpus.open("store").ids() == [f"texts:{n}" for n in range(1, 5)]
+
+
 def test_interrupt_in_the_middle(run, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(indexing, "COMMIT_SECONDS", 0)
     real, calls = WordEncoder.documents, []
 
     def stopping(*arguments):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
+
+from torch import Tensor
 
 from .encode import Encoder, Progress
 from .ops import matches
 from .search import Corpus
 from .sources import SourceError, Text
 
-BATCH_DOCUMENTS = 1024  # documents encoded and committed at a time: what an interruption can cost
+BATCH_DOCUMENTS = 256  # encoded at a time; fewer need more padding
+# Committed together, or after so many seconds, whichever comes first: few segments where encoding is fast, little lost
+# by an interruption where it is slow.
+COMMIT_DOCUMENTS = 1024
+COMMIT_SECONDS = 10.0
 
 
 class Indexed(NamedTuple):
@@ -57,7 +64,7 @@ def index_texts(
     progress: Progress | None = None,
     replace: bool = False,
 ) -> Indexed:
-    """Encode texts and add them, a batch in one transaction; texts that are already there are skipped.
+    """Encode texts and add them, some at a time, each time in one transaction; texts that are there are skipped.
 
     Args:
         progress: called with the number of documents encoded since the last call.
@@ -69,21 +76,36 @@ def index_texts(
             process has added meanwhile.
         CorpusError: as for `Corpus.add`.
 
-    Batches added before an error stay.
+    What was committed before an error or an interruption stays: all but at most ten seconds' work and 256 documents.
     """
     added = replaced = 0
-    for batch in _batches(new_texts(corpus, texts, replace)):
-        embeddings = encoder.documents([text.text for text in batch], progress)
-        ids = [text.id for text in batch]
+    last = time.monotonic()
+    pending: list[Text] = []
+    embeddings: list[Tensor] = []
+
+    def commit() -> None:
+        nonlocal added, replaced, last
+        ids = [text.id for text in pending]
         old = len(corpus.texts(ids)) if replace else 0
         corpus.add(
             ids,
             embeddings,
-            texts=[text.text for text in batch],
-            metadata=[text.metadata for text in batch],
+            texts=[text.text for text in pending],
+            metadata=[text.metadata for text in pending],
             replace=replace,
         )
         added, replaced = added + len(ids) - old, replaced + old
+        pending.clear()
+        embeddings.clear()
+        last = time.monotonic()
+
+    for batch in _batches(new_texts(corpus, texts, replace)):
+        embeddings += encoder.documents([text.text for text in batch], progress)
+        pending += batch
+        if len(pending) >= COMMIT_DOCUMENTS or time.monotonic() - last >= COMMIT_SECONDS:
+            commit()
+    if pending:
+        commit()
     return Indexed(added, replaced)
 
 
