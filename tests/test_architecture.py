@@ -126,6 +126,7 @@ def test_public_names():
     assert maxsim.__all__ == sorted(maxsim.__all__)
     assert set(EXPORTED) <= set(maxsim.__all__)
     assert set(maxsim.__all__) == set(EXPORTED), "a new public name: document it, and list it here"
+    assert not {room(name) for name in FILES} & set(EXPORTED), "importing the room would hide the name"
     assert (ROOT / "py.typed").exists()
     assert maxsim.__version__
     with pytest.raises(AttributeError, match="no_such_name"):
