@@ -4,4 +4,4 @@ from pathlib import Path
 
 from maxsim.bench import main
 
-raise SystemExit(main(out=Path(__file__).parent / "records"))
+raise SystemExit(main(out=Path(__file__).parent / "records", program="python -m benchmarks"))

@@ -21,8 +21,8 @@ import torch
 
 import maxsim
 from maxsim import encode
-from maxsim.cli import track
 from maxsim.indexing import explain, index_texts, new_texts
+from maxsim.progress import track
 from maxsim.search import Corpus
 from maxsim.sources import Text
 

@@ -15,11 +15,14 @@ DIM = 16
 class WordEncoder:
     def __init__(self, name: str = "minilm", pause: float = 0.0) -> None:
         self.name, self.dim, self.pause = name, DIM, pause
+        self.limit, self.cut = 5, 0
 
     def documents(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> list[torch.Tensor]:
         result = []
         for text in texts:
-            result.append(torch.tensor([vector(word) for word in self.document_tokens(text)]).reshape(-1, DIM))
+            words = self.document_tokens(text)
+            self.cut += len(words) > self.limit
+            result.append(torch.tensor([vector(word) for word in words[: self.limit]]).reshape(-1, DIM))
             time.sleep(self.pause)
             if progress:
                 progress(1)
@@ -43,5 +46,5 @@ if __name__ == "__main__":
 
     pause = float(sys.argv.pop(1))
     encode.load = lambda name="minilm", device=None: WordEncoder(name, pause)
-    indexing.BATCH_DOCUMENTS = 8
+    indexing.BATCH_DOCUMENTS, indexing.COMMIT_SECONDS = 8, 0
     cli.main()

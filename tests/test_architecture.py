@@ -15,13 +15,13 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sor
 
 # From the ground up; a room sees those below it, and a folder sees itself (but no backend another).
 LAYERS = [
-    {"errors", "reference", "precision", "packed", "kernels", "sources", "plans"},
+    {"errors", "reference", "precision", "packed", "kernels", "sources", "plans", "progress"},
     {"layout", "result", "encode"},
     {"gpu"},
     {"backends", "corpus"},
     {"dispatch"},
     {"autograd"},
-    {"ops", "topk"},
+    {"ops", "best"},
     {"search"},
     {"indexing"},
     {"bench"},
@@ -127,6 +127,7 @@ def test_public_names():
     assert maxsim.__all__ == sorted(maxsim.__all__)
     assert set(EXPORTED) <= set(maxsim.__all__)
     assert set(maxsim.__all__) == set(EXPORTED), "a new public name: document it, and list it here"
+    assert not {room(name) for name in FILES} & set(EXPORTED), "importing the room would hide the name"
     assert (ROOT / "py.typed").exists()
     assert maxsim.__version__
     with pytest.raises(AttributeError, match="no_such_name"):

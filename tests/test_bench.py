@@ -356,6 +356,17 @@ def test_unknown_names_are_a_usage_error(capsys):
     assert "no contender 'nobody'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("gpu", "suite"), [(True, "forward"), (False, "cpu")])
+def test_without_names_the_suite_of_the_machine_is_run(monkeypatch, gpu, suite):
+    ran = []
+    monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(
+        cli, "run_case", lambda case, *rest, **options: ran.append(case) or run.Outcome(case, (), 1, 1, 1, 1)
+    )
+    assert cli.main(["--device", "cpu"]) == 0
+    assert ran == list(cases.SUITES[suite])
+
+
 def test_a_case_named_twice_is_run_once():
     found = [case.name for case in cli.cases_of(["cpu", "1x32-1000x300-d128-float32", TINY])]
     assert found == [case.name for case in cases.SUITES["cpu"]] + [TINY]

@@ -1,13 +1,8 @@
-"""The command, in this process and as a program of its own: results, resuming, errors, Ctrl-C."""
+"""The command in this process: results, resuming, errors."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +11,7 @@ from fakes import DIM, WordEncoder
 from typer.testing import CliRunner
 
 import maxsim
-from maxsim import cli, encode, indexing
+from maxsim import cli, encode, indexing, progress
 from maxsim.search import Corpus
 
 TEXTS = ["the cat sat", "a dog ran far", "red green blue", "the dog sat"]
@@ -28,8 +23,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "load", lambda name="minilm", device=None: WordEncoder(name))
     Path("texts").write_text("\n".join(TEXTS))
 
-    def invoke(*arguments, code=0):
-        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    def invoke(*arguments, code=0, input=None):
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments], input=input)
         assert result.exit_code == code, result.output
         assert "Traceback" not in result.output
         return result
@@ -67,7 +62,20 @@ def test_json(run):
 def test_nothing_found(run):
     run("index", "texts", "store")
     assert json.loads(run("search", "store", "dog", "-k", "0", "--json").stdout) == [{"query": "dog", "hits": []}]
-    assert run("search", "store", " ").stdout == "no hits\n"
+    assert run("search", "store", "dog", "-k", "0").stdout == "no hits\n"
+
+
+def test_queries_from_the_standard_input(run):
+    run("index", "texts", "store")
+    arguments = ["search", "store", "--queries", "-", "-k", "1", "--json"]
+    found = json.loads(run(*arguments, input="dog sat\n\nblue\n").stdout)
+    assert [(r["id"], r["hits"][0]["id"]) for r in found] == [("stdin:1", "texts:4"), ("stdin:3", "texts:3")]
+    assert one_line(run(*arguments, input="\n", code=1)) == "maxsim: stdin: holds no text\n"
+    assert "stdin:2: not UTF-8" in one_line(run(*arguments, input=b"x\n\xff", code=1))
+
+
+def test_version(run):
+    assert run("--version").stdout == f"maxsim {maxsim.__version__}\n"
 
 
 def test_same_command_again_adds_what_is_new(run):
@@ -75,27 +83,85 @@ def test_same_command_again_adds_what_is_new(run):
     assert "added 0 documents (4 were there already)" in run("index", "texts", "store").stdout
     with open("texts", "a") as file:
         file.write("\none more")
-    assert "added 1 documents (4 were there already)" in run("index", "texts", "store").stdout
+    assert "added 1 document (4 were there already)" in run("index", "texts", "store").stdout
 
 
 def test_changed_text_is_an_error_and_changes_nothing(run):
     run("index", "texts", "store")
     Path("texts").write_text("\n".join(["new first line", *TEXTS]))
     result = run("index", "texts", "store", code=1)
-    assert "texts:1: the corpus holds another text under the id 'texts:1'" in result.stderr
+    assert "texts:1: the corpus holds another text under the id 'texts:1'; nothing was changed" in result.stderr
+    assert "--replace" in result.stderr
     assert len(Corpus.open("store")) == 4
+
+
+def test_changed_texts_are_replaced_on_request(run):
+    run("index", "texts", "store")
+    Path("texts").write_text("\n".join(["a new first line", *TEXTS[1:3]]))
+    result = run("index", "texts", "store", "--replace")
+    assert result.stdout == "added 0 documents, replaced 1 (2 were there already); store holds 4\n"
+    store = Corpus.open("store")
+    assert store.texts(["texts:1", "texts:4"]) == {"texts:1": "a new first line", "texts:4": TEXTS[3]}
+    assert store.check() == []
+    (found,) = json.loads(run("search", "store", "new line", "-k", "1", "--json").stdout)
+    assert found["hits"][0]["text"] == "a new first line"
+    again = json.loads(run("index", "texts", "store", "--replace", "--json").stdout)
+    assert (again["added"], again["replaced"], again["skipped"], again["documents"]) == (0, 0, 3, 4)
+
+
+def test_cut_documents_are_told(run):
+    assert "warning" not in run("index", "texts", "store").stderr
+    Path("long").write_text("one two three four five six\nred\na b c d e f g\nx y z 1 2")
+    result = run("index", "long", "store", "--json")
+    warning = "maxsim: warning: 2 documents are longer than 5 tokens; what follows these cannot be found"
+    assert result.stderr.splitlines()[-1] == warning
+    assert (json.loads(result.stdout)["cut"], json.loads(result.stdout)["limit"]) == (2, 5)
+    assert "warning" not in run("index", "long", "store").stderr
+    assert "300 tokens" in " ".join(run("index", "--help").stdout.split())
+
+
+def test_an_interrupted_replacement_keeps_old_texts(run, monkeypatch):
+    run("index", "texts", "store")
+    Path("texts").write_text("\n".join(f"new {text}" for text in TEXTS))
+    monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(indexing, "COMMIT_SECONDS", 0)
+    real = WordEncoder.documents
+
+    def stopping(encoder, texts, *arguments):
+        if "far" in texts[0]:
+            raise KeyboardInterrupt
+        return real(encoder, texts, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WordEncoder, "documents", stopping)
+        run("index", "texts", "store", "--replace", code=130)
+    ids = [f"texts:{n}" for n in range(1, 5)]
+    assert list(Corpus.open("store").texts(ids).values()) == [f"new {TEXTS[0]}", *TEXTS[1:]]
+    assert "replaced 3 (1 was there already)" in run("index", "texts", "store", "--replace").stdout
 
 
 def test_batches_are_committed(run, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
-    monkeypatch.setattr(cli.track, "EVERY_SECONDS", 0)
+    monkeypatch.setattr(indexing, "COMMIT_SECONDS", 0)
+    monkeypatch.setattr(progress.track, "EVERY_SECONDS", 0)
     result = run("index", "texts", "store")
     assert result.stderr.splitlines()[1].startswith("encoding: 2 of 4, ")
     assert Corpus.open("store").info().segments == 4
 
 
+@pytest.mark.parametrize(("documents", "seconds", "segments"), [(3, 60, 2), (99, 60, 1), (99, 0, 4)])
+def test_commits_by_number_and_by_time(run, monkeypatch, documents, seconds, segments):
+    monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(indexing, "COMMIT_DOCUMENTS", documents)
+    monkeypatch.setattr(indexing, "COMMIT_SECONDS", seconds)
+    run("index", "texts", "store")
+    assert Corpus.open("store").info().segments == segments
+    assert Corpus.open("store").ids() == [f"texts:{n}" for n in range(1, 5)]
+
+
 def test_interrupt_in_the_middle(run, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(indexing, "COMMIT_SECONDS", 0)
     real, calls = WordEncoder.documents, []
 
     def stopping(*arguments):
@@ -120,13 +186,15 @@ def test_errors_are_one_line(run, monkeypatch):
     Path("full").mkdir()
     Path("full", "letter").touch()
     cases = [
-        (["search", "nowhere", "x"], "nowhere is not a corpus"),
-        (["info", "texts"], "texts is not a corpus"),
+        (["search", "nowhere", "x"], "nowhere is not a corpus: there is no such folder"),
+        (["info", "texts"], "texts is not a corpus: it is a file, and a corpus is a folder"),
+        (["index", "texts", "texts"], "texts is not a corpus: it is a file, and a corpus is a folder"),
         (["index", "nothing", "store"], "nothing: no such file"),
         (["index", "bad.jsonl", "store"], "bad.jsonl:1: not JSON"),
         (["index", "texts", "full"], "full is not empty (it holds letter)"),
         (["index", "texts", "store", "--model", "other"], "was made with model minilm, not other"),
         (["index", "texts", "store", "--dtype", "float32"], "was made with dtype float16, not float32"),
+        (["search", "store", "x", "--model", "other"], "store was made with model minilm, not other"),
         (["search", "plain", "x"], "does not say which model"),
         (["search", "wide", "x"], f"has width {DIM}, wide holds {DIM + 1}"),
         (["index", "texts", "wide"], f"has width {DIM}, wide holds {DIM + 1}"),
@@ -150,6 +218,8 @@ def test_errors_are_one_line(run, monkeypatch):
     "arguments",
     [
         ["search", "store"],
+        ["search", "store", ""],
+        ["search", "store", "x", " "],
         ["search", "store", "x", "-k", "-1"],
         ["search", "store", "x", "-k", "many"],
         ["search", "store", "x", "--device", "abacus"],
@@ -238,110 +308,7 @@ def test_a_damaged_corpus_is_not_sound(run):
 
 
 def test_bench_is_passed_on(run):
-    assert "--contenders" in run("bench", "--help").output
+    help = run("bench", "--help").output
+    assert help.startswith("usage: maxsim bench ")
+    assert "--contenders" in help
     run("bench", "no such suite", code=2)
-
-
-def program(*arguments, pause=None, **options):
-    """`python -m maxsim`, or the command with the encoder of the tests."""
-    start = ["-m", "maxsim"] if pause is None else [str(Path(__file__).parent / "fakes.py"), str(pause)]
-    return subprocess.Popen(
-        [sys.executable, *start, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        **options,
-    )
-
-
-def test_python_m_maxsim(tmp_path, environment):
-    Corpus.create(tmp_path / "store", DIM).add(["ü"], [torch.ones(1, DIM)])
-    with program("info", tmp_path / "store", "--json", env=environment) as process:
-        out, err = process.communicate()
-    assert (process.returncode, err) == (0, "")
-    assert json.loads(out)["documents"] == 1
-    with program("search", tmp_path, "x", env=environment) as process:
-        out, err = process.communicate()
-    assert (process.returncode, out) == (1, "")
-    assert err == f"maxsim: {tmp_path} is not a corpus: it has no catalogue.sqlite\n"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
-def test_setup_takes_no_other_python_than_the_one_asked_for(tmp_path):
-    root = Path(__file__).parents[1]
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "setup").write_bytes((root / "scripts" / "setup").read_bytes())
-    (tmp_path / "pyproject.toml").touch()
-    other = tmp_path / "bin" / "python3"
-    other.parent.mkdir()
-    other.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@" >>"$0.used"\n[ "$1" != -m ]\n')
-    other.chmod(0o755)
-    environment = {"PATH": f"{other.parent}:/usr/bin:/bin", "PYTHON": "no-such-python"}
-    result = subprocess.run(["bash", tmp_path / "scripts" / "setup"], env=environment, capture_output=True, text=True)
-    assert result.returncode == 1
-    assert "PYTHON=no-such-python is not" in result.stderr
-    assert not Path(f"{other}.used").exists()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
-def test_ctrl_c_and_on_again(tmp_path, environment):
-    (tmp_path / "texts").write_text("\n".join(f"text number {n}" for n in range(200)))
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    arguments = ["index", tmp_path / "texts", tmp_path / "store"]
-    with program(*arguments, pause=0.05, env=environment, start_new_session=True) as process:
-        deadline = time.monotonic() + 60
-        while not ((tmp_path / "store").exists() and list((tmp_path / "store").rglob("*.safetensors"))):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    assert "Traceback" not in err
-    assert "run the same command to go on" in err
-    held = len(Corpus.open(tmp_path / "store"))
-    assert 8 <= held < 200
-    with program(*arguments, "--json", pause=0, env=environment) as process:
-        out, err = process.communicate(timeout=60)
-    assert json.loads(out)["skipped"] == held
-    assert Corpus.open(tmp_path / "store").ids() == [f"texts:{n}" for n in range(1, 201)]
-    assert Corpus.open(tmp_path / "store").check() == []
-    assert "encoding: " in err
-    assert "\r" not in err
-    assert "\x1b" not in err
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs pseudo-terminals")
-def test_bar_on_a_terminal(tmp_path, environment):
-    import pty
-
-    (tmp_path / "texts").write_text("one\ntwo")
-    environment.update(PYTHONPATH=os.pathsep.join(sys.path), TERM="xterm", COLUMNS="80")
-    controller, terminal = pty.openpty()
-    script = [sys.executable, Path(__file__).parent / "fakes.py", "0", "index", tmp_path / "texts", tmp_path / "store"]
-    with subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=terminal) as process:
-        os.close(terminal)
-        seen = b""
-        while True:
-            try:
-                piece = os.read(controller, 4096)
-            except OSError:  # Linux ends a pseudo-terminal so
-                break
-            if not piece:
-                break
-            seen += piece
-        assert process.wait() == 0
-    os.close(controller)
-    assert b"2/2" in seen
-    assert b"\x1b[?25h" in seen  # the cursor is shown again
-
-
-def test_a_reader_that_leaves_early(tmp_path, environment):
-    corpus = Corpus.create(tmp_path / "store", DIM)
-    corpus.add(range(2000), [torch.ones(1, DIM)] * 2000, texts=["x" * 90] * 2000)
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    with program("search", tmp_path / "store", "x", "-k", "2000", "--model", "m", pause=0, env=environment) as process:
-        process.stdout.readline()
-        process.stdout.close()
-        err = process.stderr.read()
-    assert err == ""

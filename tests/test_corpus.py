@@ -138,6 +138,8 @@ GOOD = [document(1, 2), document(2, 2)]
 NAN = torch.full((2, DIM), float("nan"))
 BAD = {
     "duplicate in the call": (ValueError, "'x'", ["x", "x"], GOOD, {}),
+    "duplicate among replacements": (ValueError, "'d0'", ["d0", "d0"], GOOD, {"replace": True}),
+    "replacement of NaN": (ValueError, "'d1' holds NaN", ["d0", "d1"], [GOOD[0], NAN], {"replace": True}),
     "duplicate in the corpus": (ValueError, "'d0'", ["x", "d0"], GOOD, {}),
     "more ids": (ValueError, "3 ids, 2 embeddings", ["x", "y", "z"], GOOD, {}),
     "fewer ids": (ValueError, "1 ids", ["x"], GOOD, {}),
@@ -281,6 +283,18 @@ def test_delete(corpus):
     assert corpus.ids() == ["d0", "d2", "d1"]
     assert len(Corpus.open(corpus.path).get("d1").embeddings) == 5
     assert (corpus.info().documents, corpus.info().deleted) == (3, 2)
+
+
+def test_replace(corpus):
+    fill(corpus, [1, 2, 3])
+    other = Corpus.open(corpus.path)
+    other.search(document(0, 1), 9)
+    assert corpus.add(["d1", "new"], [document(9, 5), document(8, 1)], texts=["y", None], replace=True) == 2
+    assert other.ids() == ["d0", "d2", "d1", "new"]
+    assert other.get("d1").text == "y"
+    assert torch.equal(other.get("d1").embeddings, document(9, 5).half())
+    assert sorted(hit.id for hit in other.search(document(0, 1), 9)[0]) == ["d0", "d1", "d2", "new"]
+    assert (corpus.info().documents, corpus.info().deleted) == (4, 1)
 
 
 def test_other_handles_and_processes_see_changes(corpus, environment):

@@ -144,8 +144,9 @@ def test_failure_at_any_step_changes_nothing(corpus, monkeypatch, step, count, f
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, failing)
         with pytest.raises(CorpusError if full else KeyboardInterrupt, match="full|No space" if full else None):
-            corpus.add([1, 2, 3], [document(i, 2) for i in range(3)])
+            corpus.add([1, "a0", 3], [document(i, 2) for i in range(3)], replace=True)
     assert Corpus.open(corpus.path).ids() == before
+    assert Corpus.open(corpus.path).texts(["a0"]) == {"a0": "text of a0"}
     assert len(list((corpus.path / "segments").iterdir())) == 2
     assert Corpus.open(corpus.path).check() == []
     corpus.add([1, 2, 3], [document(i, 2) for i in range(3)])
@@ -270,12 +271,13 @@ class Life(RuleBasedStateMachine):
         for id in ids:
             self.seed += 1
             new[id] = document(self.seed, data.draw(st.integers(0, 4)))
-        if new.keys() & self.model.keys():
+        replace = data.draw(st.booleans())
+        if new.keys() & self.model.keys() and not replace:
             with pytest.raises(ValueError, match="already"):
                 self.corpus.add(list(new), list(new.values()))
         else:
-            self.corpus.add(list(new), list(new.values()))
-            self.model.update(new)
+            self.corpus.add(list(new), list(new.values()), replace=replace)
+            self.model = {id: tokens for id, tokens in self.model.items() if id not in new} | new
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())

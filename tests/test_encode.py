@@ -69,13 +69,23 @@ def test_no_texts_and_texts_without_tokens(model):
 
 
 def test_cut_at_the_limits(model, monkeypatch):
-    encoder = encode.load(str(model))
     text = "cat " * 500
-    assert len(encoder.documents([text])[0]) == 38  # what the model can place, less [CLS] and [SEP]
+    assert len(encode.load(str(model)).documents([text])[0]) == 38  # what the model can place, less [CLS] and [SEP]
     monkeypatch.setattr(encode, "DOCUMENT_TOKENS", 30)
+    encoder = encode.load(str(model))
     monkeypatch.setattr(encode, "QUERY_TOKENS", 10)
     assert len(encoder.documents([text])[0]) == len(encoder.document_tokens(text)) == 28
     assert len(encoder.queries([text])[0]) == len(encoder.query_tokens(text)) == 8
+
+
+def test_cut_documents_are_counted(model):
+    encoder = encode.load(str(model))
+    assert (encoder.limit, encoder.cut) == (40, 0)
+    encoder.documents(["cat " * 38, "cat " * 39, "", "dog " * 500])
+    encoder.documents(["cat " * 39])
+    encoder.queries(["cat " * 500])
+    encoder.document_tokens("cat " * 500)
+    assert encoder.cut == 3
 
 
 def test_prompts_of_the_model(model, tmp_path):
@@ -127,7 +137,7 @@ def test_explain(model, tmp_path):
 def test_pylate_is_asked_for_its_models(model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pylate", None)
     (tmp_path / "config_sentence_transformers.json").write_text('{"query_prefix": "[Q] "}')
-    for name in (str(tmp_path), "pylate:any"):
+    for name in (str(tmp_path), f"pylate:{tmp_path}"):
         with pytest.raises(EncoderError, match="pip install pylate"):
             encode.load(name)
 
@@ -140,6 +150,11 @@ def test_pylate_model(model):
     assert [tensor.ndim for tensor in documents + queries] == [2, 2, 2]
     assert {tensor.shape[1] for tensor in documents + queries} == {encoder.dim}
     torch.testing.assert_close(documents[0].norm(dim=1), torch.ones(len(documents[0])))
+    assert encoder.limit == encoder._model.document_length
+    encoder.limit = encoder._model.document_length = 20
+    long = encoder.documents(["cat " * n for n in (16, 17, 18)])  # beside [CLS], [D] and [SEP]
+    assert [len(document) for document in long] == [19, 20, 20]
+    assert encoder.cut == 1
 
 
 def test_missing_models_and_packages(model, tmp_path, monkeypatch):
@@ -165,6 +180,45 @@ def test_missing_models_and_packages(model, tmp_path, monkeypatch):
         encode.load(str(model))
     with pytest.raises(EncoderError, match="pip install transformers"):
         encode.load("some/name")
+
+
+def test_a_wrong_name_is_told_after_one_question(model, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def unreachable(url):
+        asked.append(url)
+        raise ConnectionError("no network.\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    for name in ("mini-lm", "pylate:mini-lm"):
+        with pytest.raises(EncoderError) as caught:
+            encode.load(name)
+        assert str(caught.value) == (
+            "the model 'mini-lm' is neither a folder here nor found on the model hub: no network; "
+            "the name may be misspelt (the default is 'minilm')"
+        )
+    assert len(asked) == 2
+
+
+def test_an_earlier_download_serves_without_a_network(model, tmp_path, environment):
+    commit = "0" * 40
+    cache = tmp_path / "hub" / "models--some--name"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text(commit)
+    (cache / "snapshots").mkdir()
+    (cache / "snapshots" / commit).symlink_to(model, target_is_directory=True)
+    code = """
+import huggingface_hub.file_download, maxsim.encode
+def unreachable(*arguments, **options):
+    raise ConnectionError
+huggingface_hub.get_hf_file_metadata = huggingface_hub.file_download.get_hf_file_metadata = unreachable
+print(maxsim.encode.load("some/name", "cpu").dim)
+"""
+    settings = environment | {"HF_HOME": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True)
+    assert (result.stdout, result.returncode) == ("32\n", 0), result.stderr
 
 
 def test_importing_loads_no_model_library(environment):

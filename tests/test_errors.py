@@ -120,6 +120,7 @@ CASES = {
     "pairs of nothing": (lambda: maxsim.score_pairs(Q[:0], D, [[0, 0]]), ValueError, ["1 pairs", "0 queries"]),
     "pairs candidates": (lambda: maxsim.score_pairs(Q, D[None]), ValueError, ["score_pairs", "candidates"]),
     "topk candidates": (lambda: maxsim.topk(Q, torch.ones(2, 5, 6, 4), 3), ValueError, ["topk", "candidates"]),
+    "k no integer": (lambda: maxsim.topk(Q, D, 1.5), TypeError, ["k must be a whole number", "float", "1.5"]),
     "k negative": (lambda: maxsim.topk(Q, D, -1), ValueError, ["k", "-1"]),
     "backend name": (lambda: maxsim.score(Q, D, backend="gpu"), ValueError, ["'hopper'", "'triton'", "'cpu'", "'gpu'"]),
     "backend for": (lambda: maxsim.backend_for(Q, D.half()), TypeError, ["float16"]),

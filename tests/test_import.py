@@ -51,6 +51,18 @@ def run(script: str, environment: dict[str, str], *flags: str) -> str:
     return done.stdout
 
 
+def test_torch_is_imported_at_the_first_use(environment):
+    script = """
+import sys, maxsim
+assert set(maxsim.__all__) <= set(dir(maxsim))
+assert "torch" not in sys.modules
+import maxsim.search
+assert maxsim.Corpus is maxsim.search.Corpus and callable(maxsim.topk)
+assert "torch" in sys.modules
+"""
+    run(script, environment)
+
+
 def test_nothing_heavy_is_imported(environment):
     """Beyond what torch itself loads. Scoring on the CPU needs none of it either."""
     script = f"""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 
 import pytest
 
-from maxsim.sources import SourceError, Text, read
+from maxsim.sources import SourceError, Text, read, read_stream
 
 
 def write(path, data):
@@ -22,6 +23,16 @@ def test_one_document_a_line(tmp_path):
         Text("notes.md:3", "second\x0bü\u2028still second", None, f"{path}:3"),
         Text("notes.md:5", "last", None, f"{path}:5"),
     ]
+
+
+def test_stream():
+    assert list(read_stream(io.BytesIO("\ufeffone\n\n ü ".encode()), "stdin")) == [
+        Text("stdin:1", "one", None, "stdin:1"),
+        Text("stdin:3", "ü", None, "stdin:3"),
+    ]
+    for data, message in ((b"\n", "stdin: holds no text"), (b"x\n\xff", "stdin:2: not UTF-8: .* at offset 2")):
+        with pytest.raises(SourceError, match=message):
+            list(read_stream(io.BytesIO(data), "stdin"))
 
 
 def test_json_lines(tmp_path):

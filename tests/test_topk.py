@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 from lanes import integers, random
 
 import maxsim
+from maxsim import best
 
-topk_module = sys.modules["maxsim.topk"]  # the package shadows it with the function
 INF = float("inf")
 
 
@@ -28,7 +26,7 @@ def full_sort(scores: torch.Tensor, k: int) -> tuple[list[list[float]], list[lis
 @pytest.fixture
 def chunks_of(monkeypatch):
     """Documents a chunk, for two queries."""
-    return lambda size: monkeypatch.setattr(topk_module, "CHUNK_BYTES", 12 * 2 * size)
+    return lambda size: monkeypatch.setattr(best, "CHUNK_BYTES", 12 * 2 * size)
 
 
 @pytest.mark.parametrize("k", [1, 127, 128, 129, 200, 500, 800, 1000])

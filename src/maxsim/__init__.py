@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .errors import UnsupportedError
-from .ops import Matches, backend_for, matches, score, score_pairs
-from .packed import Packed, Views
-from .topk import TopK, topk
-
 if TYPE_CHECKING:
+    from .best import TopK, topk
+    from .errors import UnsupportedError
+    from .ops import Matches, backend_for, matches, score, score_pairs
+    from .packed import Packed, Views
     from .search import Corpus
 
 __version__ = "0.1.0"
@@ -28,10 +28,24 @@ __all__ = [
     "topk",
 ]
 
+# Rooms are loaded at the first use of a name: `maxsim --help` needs no torch, and scoring neither sqlite3 nor
+# safetensors. No room may be called like a public name, which it would hide.
+_ROOMS = {
+    "best": ("TopK", "topk"),
+    "errors": ("UnsupportedError",),
+    "ops": ("Matches", "backend_for", "matches", "score", "score_pairs"),
+    "packed": ("Packed", "Views"),
+    "search": ("Corpus",),
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Corpus":  # sqlite3 and safetensors are loaded by those who use a store
-        from .search import Corpus
-
-        return Corpus
+    for room, names in _ROOMS.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f".{room}", __name__), name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,8 @@
 
 Results go to the standard output (`--json` for machines), progress and errors to the standard error. Exit codes: 0
 done, 1 an error that the message explains, 2 wrong usage, 130 stopped with Ctrl-C.
+
+Torch and what needs it is imported by the commands, so that help and wrong usage come at once.
 """
 
 from __future__ import annotations
@@ -9,30 +11,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 
-import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import encode, indexing, sources
-from .corpus import CorpusError
+from . import __version__, sources
 from .errors import UnsupportedError
-from .search import Corpus
+
+if TYPE_CHECKING:
+    import torch
+
+    from .encode import Encoder
+    from .search import Corpus
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 app = typer.Typer(
     name="maxsim",
-    help="Exact late-interaction search over your texts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -48,48 +51,6 @@ class Dtype(str, Enum):
     float32 = "float32"
 
 
-class track:
-    """Progress over `total` things: a bar on a terminal, otherwise a line every ten seconds and one at the end.
-
-    Use as a context manager; call it with the number of things done since the last call.
-    """
-
-    EVERY_SECONDS = 10.0
-
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
-        self._start = self._last = time.monotonic()
-        self._bar: Progress | None = None
-        if sys.stderr.isatty():
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-            )
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
-            self._task = self._bar.add_task(what, total=total, rate="")
-
-    def __enter__(self) -> track:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def __call__(self, count: int) -> None:
-        self.done += count
-        now = time.monotonic()
-        rate = f"{self.done / max(now - self._start, 1e-9):.0f}/s"
-        if self._bar:
-            self._bar.update(self._task, completed=self.done, rate=rate)
-        elif self.done == self.total or now - self._last >= self.EVERY_SECONDS:
-            self._last = now
-            print(f"{self.what}: {self.done} of {self.total}, {rate}", file=sys.stderr, flush=True)
-
-
 def _plain_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Errors that a user can mend become one line and exit code 1; any other is our fault and keeps its traceback."""
 
@@ -99,16 +60,30 @@ def _plain_errors(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
             _stop("stopped", 130)
-        except BrokenPipeError:
-            raise  # the reader of our output has gone, which typer ends quietly
-        except torch.OutOfMemoryError:
-            _stop("the GPU's memory is too small for this; try --device cpu")
-        except UnsupportedError as error:
-            _stop(f"{' '.join(str(error).split())}; try --device cpu")
-        except (CorpusError, sources.SourceError, encode.EncoderError, OSError) as error:
-            _stop(str(error))
+        except (BrokenPipeError, typer.Exit, typer.BadParameter):
+            raise  # typer's own; of the first, that the reader of our output has gone, it makes a quiet end
+        except Exception as error:
+            message = _explanation(error)
+            if message is None:
+                raise
+            _stop(message)
 
     return wrapped
+
+
+def _explanation(error: Exception) -> str | None:
+    """What a user can do about it, None for an error that is our fault."""
+    from torch import OutOfMemoryError
+
+    from .corpus import CorpusError
+    from .encode import EncoderError
+
+    if isinstance(error, OutOfMemoryError):
+        return "the GPU's memory is too small for this; try --device cpu"
+    if isinstance(error, UnsupportedError):
+        return f"{' '.join(str(error).split())}; try --device cpu"
+    explained = isinstance(error, (CorpusError, sources.SourceError, EncoderError, OSError))
+    return str(error) if explained else None
 
 
 @contextmanager
@@ -122,9 +97,34 @@ def _refusals() -> Iterator[None]:
         _stop(str(error))
 
 
+@contextmanager
+def _orderly_stop() -> Iterator[None]:
+    """Ctrl-C is an exception in here, so that what is half written is removed and the user told what there is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _stop(message: str, code: int = 1) -> NoReturn:
     typer.echo(f"maxsim: {message}", err=True)
     raise typer.Exit(code) from None
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"maxsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Exact late-interaction search over your texts."""
 
 
 @app.command()
@@ -139,16 +139,24 @@ def index(
     corpus: CorpusPath,
     model: Annotated[
         str, typer.Option(help="Encoder: a sentence-transformers or PyLate model, by name or folder.")
-    ] = encode.DEFAULT,
+    ] = "minilm",
     dtype: Annotated[Dtype | None, typer.Option(help="How a new corpus keeps embeddings; without it float16.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace documents whose text has changed, instead of stopping there.")
+    ] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Encode texts and add them to a corpus, which is made if need be.
 
     Documents that the corpus already holds are skipped, so after an interruption the same command goes on where it
-    stopped.
+    stopped. Documents that are no longer in the source stay in the corpus. Of each document an encoder reads the first
+    300 tokens, or fewer if that is the model's limit; how many documents are longer is said at the end.
     """
+    from . import encode, indexing
+    from .progress import track
+    from .search import Corpus
+
     start = time.monotonic()
     found = sum(1 for _ in sources.read(source))  # every fault of the source is found before the work begins
     target: Corpus | None
@@ -164,17 +172,26 @@ def index(
     if target is None:
         target = Corpus.create(corpus, encoder.dim, (dtype or Dtype.float16).value, encoder=encoder.name)
     _check_width(encoder, target)
-    todo = sum(1 for _ in indexing.new_texts(target, sources.read(source)))
+    todo = sum(1 for _ in indexing.new_texts(target, sources.read(source), replace))
     try:
-        with _refusals(), track("encoding", todo) as progress:
-            added = indexing.index_texts(target, encoder, sources.read(source), progress)
+        with _orderly_stop(), _refusals(), track("encoding", todo) as progress:
+            done = indexing.index_texts(target, encoder, sources.read(source), progress, replace)
     except KeyboardInterrupt:
-        _stop(f"stopped; {corpus} holds {len(target)} documents, run the same command to go on", 130)
+        _stop(f"stopped; {corpus} holds {_count(len(target), 'document')}, run the same command to go on", 130)
+    finally:
+        if encoder.cut:
+            longer = "1 document is" if encoder.cut == 1 else f"{encoder.cut} documents are"
+            warning = f"warning: {longer} longer than {encoder.limit} tokens; what follows these cannot be found"
+            print(f"maxsim: {warning}", file=sys.stderr)
+    skipped = found - sum(done)
     if as_json:
-        result = {"corpus": str(corpus), "added": added, "skipped": found - added, "documents": len(target)}
-        _print_json({**result, "seconds": round(time.monotonic() - start, 3)})
+        counts = {**done._asdict(), "skipped": skipped, "documents": len(target)}
+        seconds = round(time.monotonic() - start, 3)
+        _print_json({"corpus": str(corpus), **counts, "cut": encoder.cut, "limit": encoder.limit, "seconds": seconds})
     else:
-        typer.echo(f"added {added} documents ({found - added} were there already); {corpus} holds {len(target)}")
+        replaced = f", replaced {done.replaced}" if replace else ""
+        there = f"{skipped} {'was' if skipped == 1 else 'were'} there already"
+        typer.echo(f"added {_count(done.added, 'document')}{replaced} ({there}); {corpus} holds {len(target)}")
 
 
 @app.command()
@@ -183,7 +200,10 @@ def search(
     corpus: CorpusPath,
     query: Annotated[list[str] | None, typer.Argument(help="One or more queries.")] = None,
     queries: Annotated[
-        Path | None, typer.Option(help="Read queries from a file or folder, in the forms of `index`.")
+        Path | None,
+        typer.Option(
+            help="Read queries from a file or folder, in the forms of `index`; - is the standard input, one a line."
+        ),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=0, help="Hits for each query.")] = 10,
     explain: Annotated[bool, typer.Option(help="Show which token of the document each query token matched.")] = False,
@@ -193,15 +213,24 @@ def search(
 ) -> None:
     """Find the best documents for each query, exactly."""
     asked: list[tuple[str | int | None, str]] = [(None, text) for text in query or []]
+    if not all(text.strip() for _, text in asked):
+        raise typer.BadParameter("a query must not be empty", param_hint="QUERY")
     if queries is not None:
-        asked += [(text.id, text.text) for text in sources.read(queries)]
+        standard = str(queries) == "-"
+        read = sources.read_stream(sys.stdin.buffer, "stdin") if standard else sources.read(queries)
+        asked += [(text.id, text.text) for text in read]
     if not asked:
         raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
+    from . import encode, indexing
+    from .search import Corpus
+
     where = _device(device)
     opened = Corpus.open(corpus, where)
     name = model or opened.encoder
     if name is None:
         raise encode.EncoderError(f"{corpus} does not say which model made its embeddings; give --model")
+    if opened.encoder is not None:
+        _check_same("model", name, opened.encoder, corpus)
     encoder = encode.load(name, where)
     _check_width(encoder, opened)
     results = []
@@ -227,6 +256,8 @@ def search(
 @_plain_errors
 def info(corpus: CorpusPath, as_json: Json = False) -> None:
     """What a corpus holds."""
+    from .search import Corpus
+
     facts = dataclasses.asdict(Corpus.open(corpus).info())
     if as_json:
         _print_json(facts)
@@ -239,6 +270,8 @@ def info(corpus: CorpusPath, as_json: Json = False) -> None:
 @_plain_errors
 def check(corpus: CorpusPath, as_json: Json = False) -> None:
     """Read every byte of a corpus and say what is wrong with it; exit code 1 if anything is."""
+    from .search import Corpus
+
     problems = Corpus.open(corpus).check()
     if as_json:
         _print_json({"sound": not problems, "problems": problems})
@@ -257,10 +290,12 @@ def bench(context: typer.Context) -> None:
     """Time scoring beside its contenders; `maxsim bench --help` says how."""
     from .bench import main as bench_main
 
-    raise typer.Exit(bench_main(context.args))
+    raise typer.Exit(bench_main(context.args, program="maxsim bench"))
 
 
 def _device(name: str | None) -> torch.device:
+    import torch
+
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -275,15 +310,21 @@ def _device(name: str | None) -> torch.device:
 
 
 def _check_same(what: str, asked: str, kept: str | None, corpus: Path) -> None:
+    from .corpus import CorpusError
+
     if asked != kept:
         raise CorpusError(f"{corpus} was made with {what} {kept}, not {asked}; give --{what} {kept} or another folder")
 
 
-def _check_width(encoder: encode.Encoder, corpus: Corpus) -> None:
+def _check_width(encoder: Encoder, corpus: Corpus) -> None:
+    from .encode import EncoderError
+
     if encoder.dim != corpus.dim:
-        raise encode.EncoderError(
-            f"the model {encoder.name!r} has width {encoder.dim}, {corpus.path} holds {corpus.dim}"
-        )
+        raise EncoderError(f"the model {encoder.name!r} has width {encoder.dim}, {corpus.path} holds {corpus.dim}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _print_json(value: Any) -> None:

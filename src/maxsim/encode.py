@@ -38,11 +38,14 @@ class EncoderError(RuntimeError):
 class Encoder(Protocol):
     """Turns texts into token embeddings.
 
-    `name` finds the same model again through `load`; `dim` is the width D of every embedding.
+    `name` finds the same model again through `load`; `dim` is the width D of every embedding. Of a document the first
+    `limit` tokens are encoded, special tokens and prompt included; `cut` counts the documents that were longer.
     """
 
     name: str
     dim: int
+    limit: int
+    cut: int
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
         """One float32 [L_i, D] tensor on the CPU for each text, in order; [0, D] for a text without tokens.
@@ -72,16 +75,15 @@ def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encod
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if name == DEFAULT:
-        return TransformerEncoder(name, _packaged_minilm(), device)
+        return TransformerEncoder(name, _packaged_minilm(), device, {}, True)
     source = name.removeprefix("pylate:")
     if not source:
         raise EncoderError("the model needs a name or a folder")
-    if source != name:
-        return PylateEncoder(name, source, device)
-    settings = _settings(source)
-    if "query_prefix" in settings:
-        return PylateEncoder(name, source, device)
-    return TransformerEncoder(name, source, device, settings.get("prompts"))
+    local = Path(source).is_dir() or not _hub_answers(source)
+    settings = _settings(source, local) if source == name else {}
+    if source != name or "query_prefix" in settings:
+        return PylateEncoder(name, source, device, local)
+    return TransformerEncoder(name, source, device, settings.get("prompts"), local)
 
 
 class TransformerEncoder:
@@ -91,15 +93,16 @@ class TransformerEncoder:
     if lower.
     """
 
-    def __init__(self, name: str, source: str, device: torch.device, prompts: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, source: str, device: torch.device, prompts: dict[str, str] | None, local: bool
+    ) -> None:
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError:
             raise EncoderError(f"the model {name!r} needs the package transformers: pip install transformers") from None
         folder = Path(source, "0_Transformer")  # where older sentence-transformers models keep it
         source = str(folder) if folder.is_dir() else source
-        local = Path(source).is_dir()  # a folder never asks the network
-        if local and not Path(source, "config.json").is_file():
+        if Path(source).is_dir() and not Path(source, "config.json").is_file():
             raise EncoderError(f"the model {name!r} cannot be loaded: the folder {source} holds no config.json")
         try:
             with _quiet(local):
@@ -116,22 +119,24 @@ class TransformerEncoder:
         self.name = name
         self.dim = int(self._model.config.hidden_size)
         self._device = device
-        self._limit = min(
+        self._longest = min(
             int(getattr(self._model.config, "max_position_embeddings", None) or DOCUMENT_TOKENS),
             int(self._tokenizer.model_max_length),
         )
+        self.limit = min(DOCUMENT_TOKENS, self._longest)
+        self.cut = 0
         prompts = prompts or {}
         self._document_prompt = prompts.get("document") or prompts.get("passage") or ""
         self._query_prompt = prompts.get("query") or ""
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
-        return self._encode(texts, self._document_prompt, DOCUMENT_TOKENS, progress)
+        return self._encode(texts, False, progress)
 
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
-        return self._encode(texts, self._query_prompt, QUERY_TOKENS, progress)
+        return self._encode(texts, True, progress)
 
     def document_tokens(self, text: str) -> list[str]:
-        return self._pieces(self._document_prompt + text, DOCUMENT_TOKENS)
+        return self._pieces(self._document_prompt + text, self.limit)
 
     def query_tokens(self, text: str) -> list[str]:
         return self._pieces(self._query_prompt + text, QUERY_TOKENS)
@@ -140,18 +145,21 @@ class TransformerEncoder:
         return self._tokenizer(
             texts,
             truncation=True,
-            max_length=min(limit, self._limit),
+            max_length=min(limit, self._longest),
             return_special_tokens_mask=True,
             return_offsets_mapping=True,
         )
 
     @torch.inference_mode()
-    def _encode(self, texts: Sequence[str], prompt: str, limit: int, progress: Progress | None) -> list[torch.Tensor]:
+    def _encode(self, texts: Sequence[str], is_query: bool, progress: Progress | None) -> list[torch.Tensor]:
         if not texts:
             return []
-        rows = self._tokenize([prompt + text for text in texts], limit)
+        prompt = self._query_prompt if is_query else self._document_prompt
+        rows = self._tokenize([prompt + text for text in texts], QUERY_TOKENS if is_query else self.limit)
+        if not is_query:
+            self.cut += sum(bool(row.overflowing) for row in rows.encodings)
         lengths = [len(ids) for ids in rows["input_ids"]]
-        result: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(texts)
+        result: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(lengths)
         for batch in _batches(lengths, BATCH_TOKENS.get(self._device.type, 2048)):
             names = [name for name in self._tokenizer.model_input_names if name in rows]
             inputs = {name: self._pad(name, [rows[name][i] for i in batch]) for name in names}
@@ -179,19 +187,25 @@ class TransformerEncoder:
 class PylateEncoder:
     """A PyLate (ColBERT) model, encoded by PyLate itself with the model's own lengths, prefixes and masks."""
 
-    def __init__(self, name: str, source: str, device: torch.device) -> None:
+    def __init__(self, name: str, source: str, device: torch.device, local: bool) -> None:
         try:
             from pylate import models
         except ImportError:
             raise EncoderError(f"the model {name!r} needs the package pylate: pip install pylate") from None
         try:
-            self._model = models.ColBERT(source, device=str(device))
+            self._model = models.ColBERT(source, device=str(device), local_files_only=local)
         except (OSError, ValueError) as error:
             raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
         self.name = name
         self.dim = int(self.queries(["width"])[0].shape[1])
+        self.limit = int(self._model.document_length)
+        self.cut = 0
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        room = self.limit - (self._model.document_prefix_id is not None)
+        for start in range(0, len(texts), 64):  # PyLate does not say what it cuts
+            rows = self._model.tokenizer(list(texts[start : start + 64]), truncation=False, verbose=False)
+            self.cut += sum(len(ids) > room for ids in rows["input_ids"])
         return self._encode(texts, False, progress)
 
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
@@ -231,24 +245,49 @@ def _packaged_minilm() -> str:
     return str(Path(next(iter(spec.submodule_search_locations)), "model"))
 
 
-def _settings(source: str) -> dict[str, Any]:
+def _hub_answers(source: str) -> bool:
+    """Whether the model hub gives a model now; False where it does not, but an earlier download is on the disk.
+
+    One question without retries: the libraries ask for each file anew, and each time for half a minute.
+
+    Raises:
+        EncoderError: the model is neither on the hub, as far as can be seen, nor on the disk.
+    """
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
+        raise EncoderError(f"the model {source!r} cannot be loaded: no such folder")
+    try:
+        import transformers  # noqa: F401 - brings the hub's client
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    except ImportError:
+        raise EncoderError(f"the model {source!r} needs the package transformers: pip install transformers") from None
+    try:
+        get_hf_file_metadata(hf_hub_url(source, "config.json"))
+    except Exception as error:  # of whichever HTTP library the hub's client uses
+        if isinstance(try_to_load_from_cache(source, "config.json"), str):
+            return False
+        reason = _first_line(error).rstrip(".")
+        raise EncoderError(
+            f"the model {source!r} is neither a folder here nor found on the model hub: {reason}; "
+            f"the name may be misspelt (the default is {DEFAULT!r})"
+        ) from error
+    return True
+
+
+def _settings(source: str, local: bool) -> dict[str, Any]:
     """What config_sentence_transformers.json says, {} for a model without one."""
     path: str | None = str(Path(source, "config_sentence_transformers.json"))
     if not Path(source).is_dir():
-        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
-            raise EncoderError(f"the model {source!r} cannot be loaded: no such folder")
+        from transformers.utils import cached_file
+
         try:
-            from transformers.utils import cached_file
-        except ImportError:
-            raise EncoderError(
-                f"the model {source!r} needs the package transformers: pip install transformers"
-            ) from None
-        try:
-            path = cached_file(source, "config_sentence_transformers.json", _raise_exceptions_for_missing_entries=False)
+            path = cached_file(
+                source,
+                "config_sentence_transformers.json",
+                local_files_only=local,
+                _raise_exceptions_for_missing_entries=False,
+            )
         except (OSError, ValueError) as error:
-            raise EncoderError(
-                f"the model {source!r} is neither a folder nor a known name: {_first_line(error)}"
-            ) from error
+            raise EncoderError(f"the model {source!r} cannot be loaded: {_first_line(error)}") from error
     if path is None or not Path(path).is_file():
         return {}
     try:
@@ -260,7 +299,7 @@ def _settings(source: str) -> dict[str, Any]:
 
 @contextmanager
 def _quiet(local: bool) -> Iterator[None]:
-    """No bar for loading a folder, which takes a moment; a download keeps its bar."""
+    """No bar for loading from the disk, which takes a moment; a download keeps its bar."""
     from transformers.utils import logging
 
     silence = local and logging.is_progress_bar_enabled()

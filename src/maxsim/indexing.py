@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
+
+from torch import Tensor
 
 from .encode import Encoder, Progress
 from .ops import matches
 from .search import Corpus
 from .sources import SourceError, Text
 
-BATCH_DOCUMENTS = 1024  # documents encoded and committed at a time: what an interruption can cost
+BATCH_DOCUMENTS = 256  # encoded at a time; fewer need more padding
+# Committed together, or after so many seconds, whichever comes first: few segments where encoding is fast, little lost
+# by an interruption where it is slow.
+COMMIT_DOCUMENTS = 1024
+COMMIT_SECONDS = 10.0
+
+
+class Indexed(NamedTuple):
+    """How many documents were new, and how many took the place of an older text."""
+
+    added: int
+    replaced: int
 
 
 class Match(NamedTuple):
@@ -22,8 +36,11 @@ class Match(NamedTuple):
     similarity: float
 
 
-def new_texts(corpus: Corpus, texts: Iterable[Text]) -> Iterator[Text]:
+def new_texts(corpus: Corpus, texts: Iterable[Text], replace: bool = False) -> Iterator[Text]:
     """Those of `texts` that the corpus does not hold yet, so an interrupted run continues where it stopped.
+
+    Args:
+        replace: yield also those whose id the corpus holds with another text, instead of raising.
 
     Raises:
         SourceError: an id that the corpus holds with another text.
@@ -31,22 +48,27 @@ def new_texts(corpus: Corpus, texts: Iterable[Text]) -> Iterator[Text]:
     for batch in _batches(texts):
         known = corpus.texts(text.id for text in batch)
         for text in batch:
-            if text.id not in known:
+            if text.id not in known or (replace and known[text.id] != text.text):
                 yield text
             elif known[text.id] != text.text:
                 raise SourceError(
-                    f"{text.place}: the corpus holds another text under the id {text.id!r}; nothing was changed"
+                    f"{text.place}: the corpus holds another text under the id {text.id!r}; nothing was changed: "
+                    "--replace puts changed texts in the place of the old ones"
                 )
 
 
-def index_texts(corpus: Corpus, encoder: Encoder, texts: Iterable[Text], progress: Progress | None = None) -> int:
-    """Encode texts and add them, a batch in one transaction; texts that are already there are skipped.
+def index_texts(
+    corpus: Corpus,
+    encoder: Encoder,
+    texts: Iterable[Text],
+    progress: Progress | None = None,
+    replace: bool = False,
+) -> Indexed:
+    """Encode texts and add them, some at a time, each time in one transaction; texts that are there are skipped.
 
     Args:
         progress: called with the number of documents encoded since the last call.
-
-    Returns:
-        the number of documents added.
+        replace: a text that has changed takes the place of the old one, in one transaction, instead of being an error.
 
     Raises:
         SourceError: an id that the corpus holds with another text, or what reading `texts` raises.
@@ -54,18 +76,37 @@ def index_texts(corpus: Corpus, encoder: Encoder, texts: Iterable[Text], progres
             process has added meanwhile.
         CorpusError: as for `Corpus.add`.
 
-    Batches added before an error stay.
+    What was committed before an error or an interruption stays: all but at most ten seconds' work and 256 documents.
     """
-    added = 0
-    for batch in _batches(new_texts(corpus, texts)):
-        embeddings = encoder.documents([text.text for text in batch], progress)
-        added += corpus.add(
-            [text.id for text in batch],
+    added = replaced = 0
+    last = time.monotonic()
+    pending: list[Text] = []
+    embeddings: list[Tensor] = []
+
+    def commit() -> None:
+        nonlocal added, replaced, last
+        ids = [text.id for text in pending]
+        old = len(corpus.texts(ids)) if replace else 0
+        corpus.add(
+            ids,
             embeddings,
-            texts=[text.text for text in batch],
-            metadata=[text.metadata for text in batch],
+            texts=[text.text for text in pending],
+            metadata=[text.metadata for text in pending],
+            replace=replace,
         )
-    return added
+        added, replaced = added + len(ids) - old, replaced + old
+        pending.clear()
+        embeddings.clear()
+        last = time.monotonic()
+
+    for batch in _batches(new_texts(corpus, texts, replace)):
+        embeddings += encoder.documents([text.text for text in batch], progress)
+        pending += batch
+        if len(pending) >= COMMIT_DOCUMENTS or time.monotonic() - last >= COMMIT_SECONDS:
+            commit()
+    if pending:
+        commit()
+    return Indexed(added, replaced)
 
 
 def explain(corpus: Corpus, encoder: Encoder, query: str, id: str | int) -> list[Match]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .best import check_k, merge, topk
 from .corpus import Id, Store
 from .layout import TokensLike
 from .packed import Packed, Views, as_tensor
-from .topk import merge, topk
 
 
 class Hit(NamedTuple):
@@ -52,9 +51,7 @@ class Corpus(Store):
 
 def search(store: Store, queries: TokensLike, k: int, subset: Iterable[Id] | None = None) -> list[list[Hit]]:
     """`Corpus.search` for any store."""
-    k = operator.index(k)
-    if k < 0:
-        raise ValueError(f"k must not be negative, got {k}")
+    k = check_k(k)
     asked = _queries(queries, store)
     selection = store.select(subset)
     NQ = asked.shape[0] if isinstance(asked, Tensor) else len(asked)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 JSON_LINES = (".jsonl", ".ndjson")
 
@@ -41,16 +41,29 @@ def read(path: str | Path) -> Iterator[Text]:
             places).
     """
     path = Path(path)
+    kinds = "no .txt, .jsonl or .ndjson file" if path.is_dir() else "no text"
+    yield from _checked(_read_any(path), f"{path}: holds {kinds}")
+
+
+def read_stream(file: BinaryIO, name: str) -> Iterator[Text]:
+    """The documents of an open stream, one a line; `name` stands in ids and places.
+
+    Raises:
+        SourceError: empty, not UTF-8.
+    """
+    return _checked(_read_lines(_decoded(file, name), name, name), f"{name}: holds no text")
+
+
+def _checked(texts: Iterable[Text], nothing: str) -> Iterator[Text]:
     places: dict[str | int, str] = {}
-    for text in _read_any(path):
+    for text in texts:
         _check_values(text)
         if text.id in places:
             raise SourceError(f"{text.place}: id {text.id!r} was already used at {places[text.id]}")
         places[text.id] = text.place
         yield text
     if not places:
-        kinds = "no .txt, .jsonl or .ndjson file" if path.is_dir() else "no text"
-        raise SourceError(f"{path}: holds {kinds}")
+        raise SourceError(nothing)
 
 
 def _read_any(path: Path) -> Iterable[Text]:
@@ -62,7 +75,9 @@ def _read_any(path: Path) -> Iterable[Text]:
         )
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
-    return _read_json_lines(path) if path.suffix.lower() in JSON_LINES else _read_lines(path)
+    if path.suffix.lower() in JSON_LINES:
+        return _read_json_lines(path)
+    return _read_lines(_lines(path), path.name, str(path))
 
 
 def _read_folder(folder: Path) -> Iterator[Text]:
@@ -76,10 +91,10 @@ def _read_folder(folder: Path) -> Iterator[Text]:
             yield Text(path.relative_to(folder).as_posix(), text.strip(), None, str(path))
 
 
-def _read_lines(path: Path) -> Iterator[Text]:
-    for number, line in _lines(path):
+def _read_lines(lines: Iterable[tuple[int, str]], name: str, place: str) -> Iterator[Text]:
+    for number, line in lines:
         if line.strip():
-            yield Text(f"{path.name}:{number}", line.strip(), None, f"{path}:{number}")
+            yield Text(f"{name}:{number}", line.strip(), None, f"{place}:{number}")
 
 
 def _read_json_lines(path: Path) -> Iterator[Text]:
@@ -121,17 +136,21 @@ def _check_values(text: Text) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1, split at line feeds only; the byte order mark is dropped."""
-    position = 0
     try:
         with open(path, "rb") as file:
-            for number, raw in enumerate(file, 1):
-                try:
-                    line = raw.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    bad, offset = raw[error.start], position + error.start
-                    raise SourceError(f"{path}:{number}: not UTF-8: byte 0x{bad:02x} at offset {offset}") from None
-                yield number, line.removeprefix("\ufeff") if number == 1 else line
-                position += len(raw)
+            yield from _decoded(file, str(path))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
+
+
+def _decoded(file: BinaryIO, place: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers from 1, split at line feeds only; the byte order mark is dropped."""
+    position = 0
+    for number, raw in enumerate(file, 1):
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            bad, offset = raw[error.start], position + error.start
+            raise SourceError(f"{place}:{number}: not UTF-8: byte 0x{bad:02x} at offset {offset}") from None
+        yield number, line.removeprefix("\ufeff") if number == 1 else line
+        position += len(raw)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks` and `python -m maxsim.bench`: arguments in, tables out, records kept."""
+"""`maxsim bench`, `python -m benchmarks` and `python -m maxsim.bench`: arguments in, tables out, records kept."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ from .run import CONTENDERS, Outcome, Poisoned, contender, default_contenders, r
 from .table import case_table, summary
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str = "python -m maxsim.bench") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
+        prog=program,
         description="Times maxsim beside its contenders and the machine's own limits, and checks every answer.",
         epilog=f"contenders: {', '.join(CONTENDERS)}; maxsim:BACKEND forces a backend of ours",
     )
     suites = ", ".join(SUITES)
-    parser.add_argument("what", nargs="+", help=f"suites ({suites}) or cases such as 1x32-100x300-d128-float16")
+    parser.add_argument(
+        "what",
+        nargs="*",
+        help=f"suites ({suites}) or cases such as 1x32-100x300-d128-float16; without any, forward where there is a "
+        "CUDA GPU and cpu where there is none",
+    )
     parser.add_argument("--contenders", help="names separated by commas instead of the usual ones of each case")
     parser.add_argument("--seconds", type=float, help="time for one case (2; 8 on a CPU), compilation not counted")
     parser.add_argument("--device", help="cuda or cpu (cuda where there is one, but the cpu suite runs on the CPU)")
@@ -49,10 +54,11 @@ def cases_of(what: Sequence[str]) -> list[Case]:
     return list(cases.values())
 
 
-def main(argv: Sequence[str] | None = None, out: Path | None = None) -> int:
-    """Runs the command line. `out`: where records go unless told; None keeps none."""
-    parser = _parser()
+def main(argv: Sequence[str] | None = None, out: Path | None = None, program: str = "python -m maxsim.bench") -> int:
+    """Runs the command line. `out`: where records go unless told; None keeps none. `program`: what usage calls it."""
+    parser = _parser(program)
     options = parser.parse_args(argv)
+    options.what = options.what or ["forward" if torch.cuda.is_available() else "cpu"]
     try:
         cases = cases_of(options.what)
         chosen = options.contenders.split(",") if options.contenders else None

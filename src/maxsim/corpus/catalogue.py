@@ -75,7 +75,7 @@ class Catalogue:
         """One consistent view, whatever writers do meanwhile.
 
         Raises:
-            FileNotFoundError: the catalogue is absent.
+            FileNotFoundError, NotADirectoryError: the catalogue is absent.
             CorpusError: it is damaged, of a newer format, or locked.
         """
         with self._connection("rw") as db:
@@ -88,7 +88,7 @@ class Catalogue:
         """One transaction: committed when the block ends, undone when it raises. A second writer waits here.
 
         Raises:
-            FileNotFoundError: the catalogue is absent.
+            FileNotFoundError, NotADirectoryError: the catalogue is absent.
             CorpusError: another process kept it locked for WAIT_SECONDS, the folder is read-only, or the disk is full.
         """
         with self._connection("rw") as db:
@@ -121,8 +121,13 @@ class Catalogue:
                 db.close()  # undoes what was not committed
 
     def _raise_absent(self) -> NoReturn:
+        folder = self.path.parent
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"{folder} is not a corpus: it is a file, and a corpus is a folder")
+        if not folder.exists():
+            raise FileNotFoundError(f"{folder} is not a corpus: there is no such folder")
         what = f"its {FILE} is empty" if self.path.is_file() else f"it has no {FILE}"
-        raise FileNotFoundError(f"{self.path.parent} is not a corpus: {what}")
+        raise FileNotFoundError(f"{folder} is not a corpus: {what}")
 
     def _check_format(self, db: sqlite3.Connection) -> None:
         application = db.execute("PRAGMA application_id").fetchone()[0]

@@ -122,6 +122,7 @@ class Store:
 
         Raises:
             FileNotFoundError: no corpus there.
+            NotADirectoryError: a file is there.
             CorpusError: damaged, of a newer format, or locked; names the file and what is wrong.
         """
         return cls(path, device)
@@ -158,6 +159,7 @@ class Store:
         embeddings: Embeddings,
         texts: Iterable[str | None] | None = None,
         metadata: Iterable[Mapping[str, Any] | None] | None = None,
+        replace: bool = False,
     ) -> int:
         """Add documents, all or none.
 
@@ -168,13 +170,15 @@ class Store:
                 hit. Iterators are consumed with at most one segment (256 MiB) in memory.
             texts: a str or None for each document.
             metadata: a JSON-able dict or None for each document.
+            replace: documents of these ids that are there already are deleted in the same transaction, instead of being
+                an error; the new ones stand last in the order of adding.
 
         Returns:
             the number of documents added.
 
         Raises:
-            ValueError: an id that is there already, another width, numbers of ids and embeddings that differ, NaN or
-                infinity (also one that appears in the conversion).
+            ValueError: an id that is there already or comes twice, another width, numbers of ids and embeddings that
+                differ, NaN or infinity (also one that appears in the conversion).
             TypeError: ids that are neither str nor int, embeddings that are not floats, metadata that is not JSON.
             CorpusError: another process keeps writing, the disk is full, or the folder cannot be written.
         """
@@ -204,6 +208,9 @@ class Store:
                         raise ValueError(f"document {id!r} has width {document.shape[1]}, the corpus has {self.dim}")
                     if not buffer.room(document.shape[0]):
                         flush()
+                    old = sql.find(db, id) if replace else None
+                    if old is not None and old[0] < start:  # an id that comes twice stays an error
+                        sql.tombstone(db, old[0])
                     sql.insert_document(db, position, id, check_text(id, text), encode_metadata(id, data))
                     buffer.append(document)
                     pending.append(id)

@@ -43,17 +43,27 @@ def topk(
     hit.
 
     Raises:
+        TypeError: k that is not an integer.
         ValueError: negative k; candidates per query.
         as `score`.
     """
-    k = operator.index(k)
-    if k < 0:
-        raise ValueError(f"k must not be negative, got {k}")
+    k = check_k(k)
     with torch.no_grad():
         problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
         if problem.per_query:
             raise ValueError("topk takes documents [ND, LD, D] or a flat list, got candidates per query")
         return top_documents(problem, k, backend)
+
+
+def check_k(k: object) -> int:
+    """k as Python's int; TypeError or ValueError for anything else than a whole number of at least 0."""
+    try:
+        number = operator.index(k)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"k must be a whole number, got {type(k).__name__}: {k!r}") from None
+    if number < 0:
+        raise ValueError(f"k must not be negative, got {number}")
+    return number
 
 
 def top_documents(problem: Problem, k: int, backend: str | None = None) -> TopK:
