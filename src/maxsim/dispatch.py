@@ -70,8 +70,11 @@ def select(problem: Problem, backend: str | None = None) -> Backend:
         if isinstance(module, str):
             reasons[name] = [module]
             continue
+        if backend is None and not module.preferred(problem):
+            reasons[name] = ["is not the fastest for so little work; ask for it by name"]
+            continue
         why = module.unsupported(problem)
-        if not why and (backend is not None or module.preferred(problem)):
+        if not why:
             return module
-        reasons[name] = why or ["is not the fastest for so little work; ask for it by name"]
+        reasons[name] = why
     raise UnsupportedError(reasons)
