@@ -21,6 +21,7 @@ LAYERS = [
     {"backends", "corpus"},
     {"dispatch"},
     {"autograd"},
+    {"graph"},
     {"ops", "best"},
     {"search"},
     {"indexing"},

@@ -361,28 +361,6 @@ def test_graph_dropped_without_backward_frees_its_memory(lane):
     assert function() is None
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo's own
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled(lane, dynamic):
-    """Cases 68 and 69, with the compiler kept out of the call: over three shapes, with backward, equal to eager; a
-    scale does not turn into float64."""
-    torch._dynamo.reset()
-    score = torch.compiler.disable(maxsim.score)
-    compiled = torch.compile(
-        lambda q, d, scale: score(q * 1, d, backend=lane.backend) * scale, backend="aot_eager", dynamic=dynamic
-    )
-    for n in (3, 5, 6):
-        q = integers(n, n, LQ, D, device=lane.device).requires_grad_()
-        d = integers(n + 1, n + 2, LD, D, device=lane.device).requires_grad_()
-        found = compiled(q, d, 2.0)
-        assert found.dtype == torch.float32
-        assert torch.equal(found, 2 * lane.score(q, d))
-        grads = torch.autograd.grad(found.sum(), (q, d))
-        wanted = torch.autograd.grad(2 * lane.score(q, d).sum(), (q, d))
-        assert all(torch.equal(x, y) for x, y in zip(grads, wanted, strict=True))
-
-
 def test_moved_pairs_and_offsets_are_noticed(lane):
     """What says where tokens lie must not change between forward and backward."""
     q = torch.tensor([[[1.0, 0]], [[0, 1.0]]], device=lane.device, requires_grad=True)

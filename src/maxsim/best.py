@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .autograd import run
+from .graph import run
 from .layout import MaskLike, Problem, Tokens, TokensLike, make_problem
 
 CHUNK_BYTES = 16 << 20  # scores and keys of one chunk of documents

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from . import plans
-from .autograd import differentiable_scores, run
 from .dispatch import select
+from .graph import differentiable_scores, run
 from .layout import Array, MaskLike, Problem, TokensLike, make_problem
 
 
@@ -64,7 +64,8 @@ def score(
     The formula is equation 3 of ColBERT (Khattab and Zaharia, arXiv 2004.12832).
     """
     key = None
-    if query_mask is None and document_mask is None and masked == "exclude":
+    plain = query_mask is None and document_mask is None and masked == "exclude"
+    if plain and not torch.compiler.is_compiling():
         key = plans.key(queries, documents, normalize, backend)
         plan = plans.recall(key)
         if plan is not None:

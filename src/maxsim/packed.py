@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ class Packed:
         if given.numel() == 0:
             raise ValueError("offsets must have N + 1 entries, at least the 0 they start with")
         longest = T
-        if validate or given.device.type == "cpu":
+        checked = _checked(given, validate)
+        if checked:
             lengths = given.long().clamp(-1, T + 1).diff()  # clamped, so that differences do not wrap round
             first, last = int(given[0]), int(given[-1])
             if first != 0:
@@ -85,7 +87,7 @@ class Packed:
             if last != T:
                 raise ValueError(f"offsets must end at the number of tokens, {T}, got {last}")
             longest = int(lengths.max()) if lengths.numel() else 0
-        self.max_length = _bound(max_length, longest, validate or given.device.type == "cpu")
+        self.max_length = _bound(max_length, longest, checked)
         self.offsets = given.to(self.tokens.device, non_blocking=True).contiguous()
         self.starts = self.offsets[:-1]
         self.ends = self.offsets[1:]
@@ -96,9 +98,8 @@ class Packed:
         tensors = [as_tensor(item, f"items[{i}]") for i, item in enumerate(items)]
         if not tensors:
             raise ValueError("cannot pack an empty list: its width is unknown")
-        offsets = np.zeros(len(tensors) + 1, np.int64)
-        np.cumsum([item.shape[0] for item in tensors], out=offsets[1:])
-        return cls(torch.cat(tensors), offsets)
+        lengths = [item.shape[0] for item in tensors]
+        return cls(torch.cat(tensors), torch.tensor([0, *accumulate(lengths)]), max(lengths))
 
     def __len__(self) -> int:
         return self.offsets.shape[0] - 1
@@ -137,7 +138,7 @@ class Views:
             raise ValueError(f"starts and lengths must agree, got {list(first.shape)} and {list(count.shape)}")
         if first.device != count.device:
             raise ValueError(f"starts are on {first.device}, lengths on {count.device}")
-        checked = validate or first.device.type == "cpu"
+        checked = _checked(first, validate)
         longest = 0 if checked else T
         if checked and first.numel():
             shortest, longest = int(count.min()), int(count.max())
@@ -159,6 +160,11 @@ class Views:
 
     def __repr__(self) -> str:
         return f"Views({len(self)} items into {list(self.tokens.shape)} {self.tokens.dtype} on {self.tokens.device})"
+
+
+def _checked(index: Tensor, validate: bool) -> bool:
+    """Whether values are looked at: where that waits for no device; never in a graph that is being traced."""
+    return validate or (index.device.type == "cpu" and not torch.compiler.is_compiling())
 
 
 def _bound(max_length: int | None, longest: int, checked: bool) -> int:

@@ -1,0 +1,133 @@
+"""Scores as `torch.compile` sees them: operators with known results and a gradient, and nothing inside them.
+
+Outside a function that is being compiled this is `autograd`, unchanged. A graph holds tensors and numbers only, so a
+`Problem` is taken apart before an operator and put together in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import autograd
+from .dispatch import select
+from .layout import Problem, Tokens
+from .result import Scored
+
+
+def differentiable_scores(problem: Problem, backend: str | None) -> Tensor:
+    """As in `autograd`."""
+    if not torch.compiler.is_compiling():
+        return autograd.differentiable_scores(problem, backend)
+    q, d = problem.queries.data, problem.documents.data
+    winners = torch.is_grad_enabled() and (q.requires_grad or d.requires_grad)
+    scores: Tensor = _scores(*_tensors(problem), _sizes(problem), backend, winners, False)[0]
+    return scores
+
+
+def run(problem: Problem, backend: str | None, winners: bool = False, maxima: bool = False) -> Scored:
+    """As in `autograd`."""
+    if not torch.compiler.is_compiling():
+        return autograd.run(problem, backend, winners, maxima)
+    found = _scores(*_tensors(problem), _sizes(problem), backend, winners, maxima)
+    return Scored(found[0], found[1] if winners else None, found[2] if maxima else None)
+
+
+def _tensors(problem: Problem) -> tuple[Tensor | None, ...]:
+    q, d = problem.queries, problem.documents
+    return q.data, d.data, q.starts, q.ends, q.mask, d.starts, d.ends, d.mask, problem.pairs
+
+
+def _sizes(problem: Problem) -> list[int]:
+    q, d = problem.queries, problem.documents
+    sides = [q.count, q.max_length, int(q.consecutive), d.count, d.max_length, int(d.consecutive)]
+    return [*sides, problem.per_query, int(problem.masked_zero), int(problem.normalize)]
+
+
+def _problem(tensors: tuple[Tensor | None, ...], sizes: list[int]) -> Problem:
+    queries, documents, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs = tensors
+    q_count, q_length, q_consecutive, d_count, d_length, d_consecutive, per_query, masked_zero, normalize = sizes
+    assert queries is not None
+    assert documents is not None
+    return Problem(
+        Tokens(queries, q_count, q_length, q_starts, q_ends, bool(q_consecutive), q_mask),
+        Tokens(documents, d_count, d_length, d_starts, d_ends, bool(d_consecutive), d_mask),
+        pairs,
+        per_query,
+        bool(masked_zero),
+        bool(normalize),
+    )
+
+
+@torch.library.custom_op("maxsim::scores", mutates_args=())
+def _scores(
+    queries: Tensor, documents: Tensor, q_starts: Tensor | None, q_ends: Tensor | None, q_mask: Tensor | None,
+    d_starts: Tensor | None, d_ends: Tensor | None, d_mask: Tensor | None, pairs: Tensor | None,
+    sizes: list[int], backend: str | None, winners: bool, maxima: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Scores, winners and maxima; those not asked for are empty."""
+    tensors = (queries, documents, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs)
+    problem = _problem(tensors, sizes)
+    found = autograd.run(problem, backend, winners, maxima)
+    nothing = documents.new_empty(0)
+    return (
+        found.scores,
+        found.winners if winners and found.winners is not None else nothing.to(problem.winners_dtype),
+        found.maxima if maxima and found.maxima is not None else nothing.to(problem.result_dtype, copy=True),
+    )
+
+
+@_scores.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *tensors, sizes, _, winners, maxima = arguments
+    problem = _problem(tuple(tensors), sizes)
+    documents, table = problem.documents.data, problem.winners_shape
+    return (
+        documents.new_empty(problem.shape, dtype=problem.result_dtype),
+        documents.new_empty(table if winners else (0,), dtype=problem.winners_dtype),
+        documents.new_empty(table if maxima else (0,), dtype=problem.result_dtype),
+    )
+
+
+@torch.library.custom_op("maxsim::gradients", mutates_args=())
+def _gradients(
+    queries: Tensor, documents: Tensor, q_starts: Tensor | None, q_ends: Tensor | None, q_mask: Tensor | None,
+    d_starts: Tensor | None, d_ends: Tensor | None, d_mask: Tensor | None, pairs: Tensor | None,
+    sizes: list[int], backend: str | None, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradients of both sides; one that is not asked for is empty."""
+    tensors = (queries, documents, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs)
+    problem = _problem(tensors, sizes)
+    found: tuple[Tensor | None, Tensor | None] = (torch.zeros_like(queries), torch.zeros_like(documents))
+    if winners.numel():
+        found = select(problem, backend).backward(problem, winners, grad, need_queries, need_documents)
+    return (
+        queries.new_empty(0) if found[0] is None or not need_queries else found[0],
+        documents.new_empty(0) if found[1] is None or not need_documents else found[1],
+    )
+
+
+@_gradients.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    queries, documents, *_, need_queries, need_documents = arguments
+    return (
+        torch.empty_like(queries) if need_queries else queries.new_empty(0),
+        torch.empty_like(documents) if need_documents else documents.new_empty(0),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.sizes, ctx.backend, _, _ = inputs
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *tensors, winners = ctx.saved_tensors
+    needed = ctx.needs_input_grad[:2]
+    grads = _gradients(*tensors, ctx.sizes, ctx.backend, winners, grad, *needed)
+    return (*(found if need else None for found, need in zip(grads, needed, strict=True)), *[None] * 11)
+
+
+_scores.register_autograd(_backward, setup_context=_keep)
