@@ -99,7 +99,7 @@ class Packed:
         if not tensors:
             raise ValueError("cannot pack an empty list: its width is unknown")
         lengths = [item.shape[0] for item in tensors]
-        return cls(torch.cat(tensors), torch.tensor([0, *accumulate(lengths)]), max(lengths))
+        return cls(torch.cat(tensors), torch.tensor([0, *accumulate(lengths)], device="cpu"), max(lengths))
 
     def __len__(self) -> int:
         return self.offsets.shape[0] - 1
