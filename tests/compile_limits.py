@@ -17,6 +17,7 @@ HOPPER = (
     "hopper", "hopper-bfloat16-wide", "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
     "hopper-matches", "hopper-train",
 )  # fmt: skip
+HOPPER_QUICK = ("hopper", "hopper-train")
 # Those spill what is read once a program or at a document's end; measured 2026-11-29.
 HOPPER_SPILLS = 1536
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from compile_limits import HOPPER, HOPPER_SPILLS, NEVER_SPILL, SHARED, cases_for
+from compile_limits import HOPPER_QUICK, HOPPER_SPILLS, NEVER_SPILL, SHARED, cases_for
 
 import maxsim
 
@@ -59,7 +59,7 @@ def check(rows: list[dict], capability: int, cases) -> None:
 
 @pytest.mark.parametrize("capability", SHARED)
 def test_architectures(capability, environment, tmp_path):
-    cases = QUICK + MEASURED + HOPPER if capability == 90 else QUICK
+    cases = QUICK + MEASURED + HOPPER_QUICK if capability == 90 else QUICK
     rows = compiled(capability, cases, environment, tmp_path)
     check(rows, capability, cases)
     if capability == 90:

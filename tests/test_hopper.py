@@ -140,7 +140,13 @@ def test_strides():
         assert not d.is_contiguous()
         assert torch.equal(same(q, d), maxsim.score(q, d.contiguous(), backend="hopper"))
     same(tokens(128, 32, 6).permute(2, 1, 0), whole[..., :128])  # queries of any stride
-    same(q, tokens(1, 70, 128).expand(9, 70, 128))
+    one = tokens(1, 70, 128)
+    same(q, one.expand(9, 70, 128))
+    mask = torch.rand(9, 70, generator=torch.Generator().manual_seed(6)).cuda() < 0.5
+    many = tokens(60, 70, 128)  # enough for it to be chosen
+    got = maxsim.score(many, one.expand(9 * 60, 70, 128), None, mask.repeat(60, 1))
+    assert torch.equal(got, maxsim.score(many, one.repeat(9 * 60, 1, 1), None, mask.repeat(60, 1), backend="triton"))
+    assert not torch.equal(got[:, 0], got[:, 1])
 
 
 @pytest.mark.parametrize("pattern", ["prefix", "left", "holes", "blocks", "none", "all"])
@@ -231,15 +237,13 @@ def test_gradients():
 def test_long_queries_in_chunks(monkeypatch):
     from maxsim.kernels import hopper_scores
 
-    cases = [tokens(50, 200, 64, seed=1), packed(lengths(50, 200), 64)]
-    mask = torch.rand(50, 200, generator=torch.Generator().manual_seed(5)).cuda() < 0.5
-    q = tokens(3, 300, 64)
-    wants = [same(q, d) for d in cases] + [same(q, cases[0], None, mask)]
+    padded, ragged = tokens(50, 200, 64, seed=1), packed(lengths(50, 200), 64)
+    generator = torch.Generator().manual_seed(5)
+    masks = [torch.rand(n, generator=generator).cuda() < 0.5 for n in (50 * 200, len(ragged.tokens))]
+    cases = [(padded, None), (padded, masks[0].view(50, 200)), (ragged, None), (ragged, masks[1])]
     monkeypatch.setattr(hopper_scores, "PARTS_BYTES", 4 * 3 * 3 * 7)  # seven documents at once
-    gots = [maxsim.score(q, d, backend="hopper") for d in cases]
-    gots.append(maxsim.score(q, cases[0], None, mask, backend="hopper"))
-    for got, want in zip(gots, wants, strict=True):
-        assert torch.equal(got, want)
+    for d, mask in cases:
+        same(tokens(3, 300, 64), d, None, mask)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -300,6 +304,10 @@ def test_which_backend():
         ("unaligned", "16 bytes"),
         ("columns", "contiguous"),
         ("no rows", "rows"),
+        ("no tokens", "rows"),
+        ("overlap", "overlap"),
+        ("shared rows and a mask", "mask"),
+        ("long query", "a query"),
         ("strided mask", "mask"),
     ],
 )
@@ -322,11 +330,45 @@ def test_what_it_does_not_serve(what, reason):
         d = tokens(5, 64, 20).transpose(1, 2)
     elif what == "no rows":
         d = Packed(tokens(1, 64)[:0], [0, 0, 0])
+    elif what == "no tokens":
+        d = d[:, :0]
+    elif what == "overlap":
+        d = Packed(tokens(1, 64).expand(9, 64), [0, 4, 9])
+    elif what == "shared rows and a mask":
+        d, options = d[:1].expand(5, 20, 64), {"document_mask": torch.ones(5, 20, dtype=torch.bool)}
+    elif what == "long query":
+        q = tokens(1, 1, 64).expand(1, 2**31, 64)
     elif what == "strided mask":
         options = {"document_mask": torch.ones(20, 5, dtype=torch.bool, device="cuda").T}
     with pytest.raises(UnsupportedError, match=reason):
         maxsim.score(q, d, backend="hopper", **options)
-    maxsim.score(q, d, **options)  # another serves it
+    if what != "long query":
+        maxsim.score(q, d, **options)  # another serves it
+
+
+def test_long_documents_have_wide_winners():
+    d = packed([70000, 3, 66000], 64)
+    d.tokens[69990] = 9
+    same(tokens(3, 40, 64), d)
+    assert (maxsim.matches(torch.ones_like(tokens(1, 70, 64)), d, backend="hopper").index[0, 0] == 69990).all()
+
+
+def test_wrong_offsets_on_the_device_are_clamped():
+    buffer, q = tokens(400, 64), tokens(5, 32, 64)
+    for offsets in ([0, 500, 20, -7, 400], [0, 10**12, -(10**12), 3, 10**9], [300, 200, 100, 50, 0]):
+        d = Packed(buffer, torch.tensor(offsets, device="cuda"))
+        scores = maxsim.score(q, d, backend="hopper")
+        torch.cuda.synchronize()
+        assert scores.shape == (5, 4)
+
+
+@pytest.mark.gpus
+def test_another_card_than_the_current():
+    q, d = tokens(40, 32, 128), tokens(500, 90, 128)
+    want = maxsim.score(q, d, backend="hopper")
+    for _ in range(2):
+        assert torch.equal(maxsim.score(q.to("cuda:1"), d.to("cuda:1"), backend="hopper").to("cuda:0"), want)
+    assert torch.cuda.current_device() == 0
 
 
 @pytest.mark.slow

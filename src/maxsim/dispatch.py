@@ -52,8 +52,9 @@ def _load(name: str) -> Backend | str:
             from .backends import triton
 
             return cast(Backend, triton)
-        except ImportError as error:  # triton is not installed, or broken: the other backends work all the same
-            return f"triton cannot be imported: {error}"
+        except (ImportError, AttributeError, TypeError) as error:
+            # triton is not installed, broken, or has changed: the other backends work all the same
+            return f"its kernels cannot be imported: {error}"
     raise ValueError(f"backend must be one of {', '.join(map(repr, ORDER))} or None, got {name!r}")
 
 
@@ -65,16 +66,20 @@ def select(problem: Problem, backend: str | None = None) -> Backend:
         ValueError: an unknown name.
     """
     reasons: dict[str, Sequence[str]] = {}
+    slower: list[Backend] = []
     for name in ORDER if backend is None else (backend,):
         module = _load(name)
         if isinstance(module, str):
             reasons[name] = [module]
-            continue
-        if backend is None and not module.preferred(problem):
-            reasons[name] = ["is not the fastest for so little work; ask for it by name"]
-            continue
+        elif backend is None and not module.preferred(problem):
+            slower.append(module)
+        elif not (why := module.unsupported(problem)):
+            return module
+        else:
+            reasons[name] = why
+    for module in slower:
         why = module.unsupported(problem)
         if not why:
             return module
-        reasons[name] = why
+        reasons[module.NAME] = why
     raise UnsupportedError(reasons)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from .kernels import gradients
 from .kernels.scores import Outputs
 from .kernels.sides import Side
 from .layout import Problem, Tokens
+from .plans import Plan
+
+MOST_TOKENS = 2**31 - 1025  # of one item: positions in it are 32-bit numbers, and a tile may go beyond the last
 
 
 def outputs(problem: Problem, winners: bool, maxima: bool) -> Outputs:
@@ -29,6 +32,27 @@ def _table(problem: Problem, dtype: torch.dtype, fill: int) -> Tensor:
     if q.mask is None and not q.ragged:
         return torch.empty(problem.winners_shape, dtype=dtype, device=problem.device)
     return torch.full(problem.winners_shape, fill, dtype=dtype, device=problem.device)
+
+
+class Repeatable(Protocol):
+    """A launch that scores other tensors of the same shapes, strides, dtypes and alignment."""
+
+    def repeat(self, queries: Tensor, documents: Tensor, scores: Tensor) -> None: ...
+
+
+def again(launch: Repeatable | None, problem: Problem) -> Plan | None:
+    """A forward's only launch as a plan, which keeps nothing of the problem alive."""
+    if launch is None:
+        return None
+    K = problem.per_query
+    shape = (problem.queries.count, K) if K else problem.shape
+
+    def plan(queries: Tensor, documents: Tensor) -> Tensor:
+        scores = torch.empty(shape, dtype=torch.float32, device=documents.device)
+        launch.repeat(queries, documents, scores)
+        return scores
+
+    return plan
 
 
 def backward(

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
-from torch import Tensor
 
-from ..gpu import backward, on_device, outputs, side
+from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
 from ..kernels.configs import hopper_config
-from ..kernels.hopper_scores import HopperLaunch, hopper_scores
+from ..kernels.hopper_scores import hopper_scores
 from ..layout import Problem, Tokens
-from ..plans import Plan
 from ..result import Scored
 
 __all__ = ["NAME", "backward", "forward", "preferred", "unsupported"]
@@ -46,6 +44,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append("scores every query with every document, not pairs or candidates")
     if d.mask is not None and problem.masked_zero:
         why.append("excludes masked tokens, does not let them compete with 0")
+    if problem.queries.max_length > MOST_TOKENS:
+        why.append(f"serves at most {MOST_TOKENS} tokens a query")
     return why + _not_addressable(d)
 
 
@@ -56,11 +56,13 @@ def _not_addressable(d: Tokens) -> list[str]:
     row, col = d.data.stride()[-2:]
     if col != 1 or row % 8 or d.data.data_ptr() % 16:
         why.append("needs documents whose last dimension is contiguous and whose rows begin at multiples of 16 bytes")
+    if row < d.width:
+        why.append("needs documents whose rows do not overlap")
     if not 0 < rows <= MOST_ROWS:
         why.append(f"serves 1 to {MOST_ROWS} rows of document tokens, not {rows}")
     if item is None:
         why.append("needs documents whose distance is a multiple of their rows'")
-    if d.mask is not None and not (d.mask.is_contiguous() and item in (0, d.max_length)):
+    if d.mask is not None and not (d.mask.is_contiguous() and item == (0 if d.ragged else d.max_length)):
         why.append("needs a document mask that is contiguous, of documents that are")
     return why
 
@@ -71,7 +73,7 @@ def _rows(d: Tokens) -> tuple[int, int | None]:
     if d.ragged:
         return d.data.shape[0], 0
     count, length = d.count, d.max_length
-    if count == 1:
+    if count == 1 or length == 0:
         return length, length
     item, row = d.data.stride()[-3:-1]
     if row <= 0 or item % row:
@@ -83,7 +85,7 @@ def preferred(problem: Problem) -> bool:
     """Whether this is the fastest for as much work: below, the portable kernels start sooner."""
     q, d = problem.queries, problem.documents
     rows = q.count * max(16, q.max_length)
-    tokens = d.data.shape[0] if d.ragged else d.count * d.max_length
+    tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
     return rows > 64 and rows * tokens >= 1 << 24
 
 
@@ -94,14 +96,4 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     _, processors = _card(problem.device)
     with on_device(problem.device):
         launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, hopper_config(q.width))
-
-    return Scored(*out, None if launch is None else _again(launch, problem.shape))
-
-
-def _again(launch: HopperLaunch, shape: tuple[int, ...]) -> Plan:
-    def again(queries: Tensor, documents: Tensor) -> Tensor:
-        scores = torch.empty(shape, dtype=torch.float32, device=documents.device)
-        launch.repeat(queries, documents, scores)
-        return scores
-
-    return again
+    return Scored(*out, again(launch, problem))

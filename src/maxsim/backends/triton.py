@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
-from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from ..gpu import backward, on_device, outputs, side
+from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
 from ..kernels.configs import forward_config
-from ..kernels.scores import Launch, _scores_kernel, scores
+from ..kernels.scores import _scores_kernel, scores
 from ..layout import Problem
-from ..plans import Plan
 from ..precision import float32_is_exact
 from ..result import Scored
 
@@ -40,8 +38,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append(f"needs compute capability 8.0, {device} has {'.'.join(map(str, capability(device)))}")
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
-    if problem.documents.max_length > 2**31 - 1025 or problem.queries.max_length > 2**31 - 1025:
-        why.append("serves at most 2^31 − 1025 tokens an item")
+    if max(problem.documents.max_length, problem.queries.max_length) > MOST_TOKENS:
+        why.append(f"serves at most {MOST_TOKENS} tokens an item")
     return why
 
 
@@ -77,19 +75,6 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
             precision,
             config,
         )
-    return Scored(*out, _again(problem, launch))
-
-
-def _again(problem: Problem, launch: Launch | None) -> Plan | None:
-    if launch is None or launch.kernel is None:
-        return None
-    K = problem.per_query
-    shape = (problem.queries.count, K) if K else problem.shape
-    device = problem.device
-
-    def again(queries: Tensor, documents: Tensor) -> Tensor:
-        out = torch.empty(shape, dtype=torch.float32, device=device)
-        launch.repeat(queries, documents, out)
-        return out
-
-    return again
+    if INTERPRETED:  # there is nothing compiled to repeat
+        return Scored(*out)
+    return Scored(*out, again(launch, problem))

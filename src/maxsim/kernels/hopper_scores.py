@@ -3,8 +3,8 @@
 Owns: a program keeps query rows in shared memory and is given a run of documents (`hopper_stream`). One warp brings
 tiles of BLOCK_LD document tokens (TMA, a ring of STAGES); two warpgroups multiply, each 128 query rows. PAIRED: both
 take the same tiles, for different rows; else they are two streams, for the same rows. While one takes maxima the other
-multiplies. Reads every document token once for 256 (128) query rows; writes one number a query and document. Bound by
-the tensor cores.
+multiplies. Reads every document token once for 256 (128) query rows; writes one number a query and document, and where
+asked a winner and a maximum a query token. Bound by the tensor cores.
 
 Query tokens are the rows of the product and document tokens its columns. Tiles are cut regardless of where documents
 end: one that ends inside a tile costs a masked maximum of SUB columns and its sum. What follows it is the next document
@@ -46,6 +46,12 @@ from .spans import kept_bits, kept_spans
 RUN_TIME = (
     "q_tiles", "NQ", "ND", "LQ", "LD", "TQ", "TD", "D", "parts", "block_log2", "q_item", "q_row", "d_item",
     "winner_columns",
+)  # fmt: skip
+
+# Their alignment changes with what is cut out of them, and no load of theirs is wide.
+TABLES = (
+    "out_ptr", "winners_ptr", "maxima_ptr", "q_starts", "q_ends", "q_kept_rows", "q_kept", "starts", "ends", "bases",
+    "d_bits",
 )  # fmt: skip
 
 
@@ -109,10 +115,10 @@ def _score_partition(
     by_row: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     at = cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS, 4)
     end = cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, 4)
+    # not paired, both warpgroups write the same: there is one query tile
     q_tile = q_smem.index(HALF if PAIRED else 0)
     none = gl.full([ROWS, 4], float("-inf"), gl.float32, LANES)
     nowhere = gl.full([ROWS, 4], -1, gl.int32, LANES)
-    best_low = nowhere
     WINNERS: gl.constexpr = winners_ptr is not None
     held = none
     if WINNERS:
@@ -210,7 +216,7 @@ def _score_partition(
                 row += BLOCK_LD
 
 
-@gluon.jit(do_not_specialize=RUN_TIME)
+@gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
 def _hopper_scores_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
@@ -280,8 +286,6 @@ def hopper_scores(
     parts = max(1, -(-q.length // 128))
     tiles = parts * q.count if parts > 1 else -(-q.count * block // 128)
     paired = tiles > 1
-    starts, ends = (d.starts, d.ends) if d.mask is None else kept_spans(d, d_item)
-    bits = None if d.mask is None else kept_bits(d.mask)
     step = d.count
     if parts > 1:
         step = max(1, min(step, PARTS_BYTES // (4 * q.count * parts)))
@@ -291,28 +295,38 @@ def hopper_scores(
     layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
     programs = (processors, 1, 1)
     for first in range(0, d.count, step):
-        columns = min(step, d.count - first)
-        documents, count = d.data, d_rows
-        if starts is None and first:  # padded documents are counted from the first of these
-            documents, count = d.data[first:], d_rows - first * d_item
+        part = _documents(d, first, min(step, d.count - first))
+        starts, ends, bits = part.starts, part.ends, None
+        if part.mask is not None:
+            starts, ends = kept_spans(part, d_item)
+            bits = kept_bits(part.mask)
+        count = d_rows - first * d_item
         describe = ([count, D], [d.row, 1], [config.BLOCK_LD, config.BLOCK_D], layout)
         arguments = (
             _from(out.winners, first), _from(out.maxima, first),
-            q.starts, q.ends, rows, kept, _from(starts, first), _from(ends, first),
-            _from(d.starts, first) if d.mask is not None else None, bits,
-            -(-tiles // 2) if paired else tiles, q.count, columns, q.length, min(d.length, d_rows), q.rows, count, D,
-            parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
+            q.starts, q.ends, rows, kept, starts, ends, None if bits is None else part.starts, bits,
+            -(-tiles // 2) if paired else tiles, q.count, part.count, q.length,
+            min(d.length, d_rows),  # 32 bits
+            q.rows, count, D, parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
             0 if out.winners is None else out.winners.shape[1],
             q.consecutive, d.consecutive and step == d.count, paired,
             config.BLOCK_LD, config.BLOCK_D, config.stages if paired else config.unpaired_stages,
         )  # fmt: skip
         kernel = _hopper_scores_kernel[programs](
-            TensorDescriptor(documents, *describe), q.data, sums, *arguments, num_warps=4
+            TensorDescriptor(part.data, *describe), q.data, sums, *arguments, num_warps=4
         )
         if parts > 1:
-            sum_parts(sums, out.scores, first, columns, d.count, q.count * columns, parts)
+            sum_parts(sums, out.scores, first, part.count, d.count, q.count * part.count, parts)
     plain = parts == 1 and q.mask is None and d.mask is None and out.winners is None
     return HopperLaunch(kernel, programs, describe, arguments) if plain else None
+
+
+def _documents(d: Side, first: int, count: int) -> Side:
+    """Some of the documents, padded ones with rows and mask counted from the first of them."""
+    if d.starts is not None and d.ends is not None:
+        return d._replace(count=count, starts=d.starts[first : first + count], ends=d.ends[first : first + count])
+    mask = None if d.mask is None else d.mask[first : first + count]
+    return d._replace(count=count, data=d.data[first : first + count], mask=mask)
 
 
 def _from(table: Tensor | None, first: int) -> Tensor | None:

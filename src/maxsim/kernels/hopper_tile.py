@@ -13,16 +13,6 @@ from .gluon_names import gl, gluon
 maximum = gluon.jit(arithmetic.maximum.fn)
 
 ROWS = gl.constexpr(128)  # query rows of a warpgroup
-# [128, 4, 4, 2]: the same before that maximum, of 32 columns
-OWN = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 0, 1], [8, 0, 0, 0], [0, 0, 1, 0], [0, 0, 2, 0], [64, 0, 0, 0]],
-        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
-        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
-        block_bases=[],
-        shape=[128, 4, 4, 2],
-    )
-)
 SUB = gl.constexpr(32)  # columns that a document's end touches; a word of a mask
 # [128, 4]: what each thread keeps of an accumulator after the maximum over its own columns
 LANES = gl.constexpr(
@@ -32,6 +22,16 @@ LANES = gl.constexpr(
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
         shape=[128, 4],
+    )
+)
+# [128, 4, 4, 2]: the same before that maximum, of 32 columns
+OWN = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 0, 1], [8, 0, 0, 0], [0, 0, 1, 0], [0, 0, 2, 0], [64, 0, 0, 0]],
+        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
+        block_bases=[],
+        shape=[128, 4, 4, 2],
     )
 )
 
@@ -158,7 +158,7 @@ def finish(
     if winners_ptr is not None:
         slot = doc.to(gl.int64) * winner_columns + column
         base = first
-        if MASKED:
+        if MASKED:  # the first kept row is not the document's first
             if bases is None:
                 base = doc * d_item
             else:

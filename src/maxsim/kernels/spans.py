@@ -24,7 +24,7 @@ def kept_span(mask, stride, length):
     return tl.minimum(first, last), last
 
 
-@triton.jit(do_not_specialize=("LD", "TD", "d_item"))
+@triton.jit(do_not_specialize=("LD", "TD", "d_item"), do_not_specialize_on_alignment=("mask_ptr", "starts", "ends"))
 def _kept_spans_kernel(mask_ptr, starts, ends, firsts_ptr, lasts_ptr, LD, TD, d_item):
     """One program a document: the rows of its first kept token and of one past the last, both its own first row where
     there is none."""
@@ -41,12 +41,13 @@ def kept_spans(d: Side, d_item: int) -> tuple[Tensor, Tensor]:
     """Rows of the first kept token of each masked document and of one past the last, int32 `[ND]` twice; equal where
     there is none. The mask has an entry a row; padded documents begin every `d_item` rows."""
     assert d.mask is not None
-    firsts, lasts = torch.empty(2, d.count, dtype=torch.int32, device=d.data.device)
+    firsts = torch.empty(d.count, dtype=torch.int32, device=d.data.device)
+    lasts = torch.empty_like(firsts)
     _kept_spans_kernel[(d.count,)](d.mask, d.starts, d.ends, firsts, lasts, d.length, d.rows, d_item)
     return firsts, lasts
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(do_not_specialize=("rows",), do_not_specialize_on_alignment=("mask_ptr",))
 def _kept_bits_kernel(mask_ptr, bits_ptr, rows, BLOCK: tl.constexpr):
     """One program BLOCK words of 32 rows."""
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
