@@ -421,3 +421,24 @@ def test_import_maxsim_leaves_the_benchmark_alone():
     code = "import sys, maxsim; sys.exit(any(name.startswith('maxsim.bench') for name in sys.modules))"
     paths = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}).returncode == 0
+
+
+def test_figure2_draws_what_it_measured(tmp_path, monkeypatch):
+    """Growing numbers of documents; a contender that fails is left out of larger ones, and its line ends."""
+    from maxsim.bench import figure2
+
+    monkeypatch.setattr(figure2, "SIZES", (2, 4, 8))
+    monkeypatch.setattr(figure2, "MOST_ON_A_CPU", 6)
+    monkeypatch.setattr(figure2, "TOKENS", 16)
+    monkeypatch.setattr(figure2, "WIDTH", 8)
+    told = ["figure2", "--device", "cpu", "--seconds", "0.2", "--contenders", "maxsim,naive,numkong", "--out"]
+    assert cli.main([*told, str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*-figure2.jsonl")
+    rows = records.read(path)
+    assert [row.case.split("-")[1] for row in rows if row.contender == "maxsim"] == ["2x16", "4x16", "6x16"]
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert (
+        "documents of 1,024 tokens" in path.with_suffix(".svg").read_text() or path.with_suffix(".svg").stat().st_size
+    )
+    cases = figure2.cases(torch.device("cpu"))
+    assert figure2.stopped(cases[0], cases, ["naive"]) == [f"{case.name}=naive" for case in cases[1:]]

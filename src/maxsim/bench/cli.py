@@ -12,11 +12,14 @@ from typing import NoReturn
 
 import torch
 
+from . import figure2
 from .cases import SUITES, Case, parse
 from .ceilings import Ceilings
-from .records import environment, write
+from .records import environment, read, write
 from .run import CONTENDERS, Outcome, Poisoned, contender, default_contenders, run_case
 from .table import case_table, summary
+
+FIGURE2 = "figure2"
 
 
 def _parser(program: str = "python -m maxsim.bench") -> argparse.ArgumentParser:
@@ -30,7 +33,8 @@ def _parser(program: str = "python -m maxsim.bench") -> argparse.ArgumentParser:
         "what",
         nargs="*",
         help=f"suites ({suites}) or cases such as 1x32-100x300-d128-float16; without any, forward where there is a "
-        "CUDA GPU and cpu where there is none",
+        "CUDA GPU and cpu where there is none; figure2, by itself, draws latency and memory over the number of "
+        "documents",
     )
     parser.add_argument("--contenders", help="names separated by commas instead of the usual ones of each case")
     parser.add_argument("--seconds", type=float, help="time for one case (2; 8 on a CPU), compilation not counted")
@@ -59,9 +63,10 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     parser = _parser(program)
     options = parser.parse_args(argv)
     options.what = options.what or ["forward" if torch.cuda.is_available() else "cpu"]
+    drawn = options.what == [FIGURE2]
     try:
-        cases = cases_of(options.what)
-        chosen = options.contenders.split(",") if options.contenders else None
+        cases = [] if drawn else cases_of(options.what)
+        chosen = options.contenders.split(",") if options.contenders else [*figure2.CONTENDERS] if drawn else None
         for name in chosen or ():
             contender(name)
     except ValueError as error:
@@ -74,6 +79,9 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.set_float32_matmul_precision("highest")
+    if drawn:
+        cases = figure2.cases(device)
+        options.contenders = ",".join(chosen or ())  # for a process that carries on
     seconds = options.seconds or (2.0 if device.type == "cuda" else 8.0)
     label = options.label or (options.what[0] if len(options.what) == 1 else "cases")
     folder = options.out or out
@@ -100,6 +108,9 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
             options.label, options.out, options.append, options.commit = label, folder, append, where.commit
             _carry_on(options, cases[number:])
         outcomes.append(outcome)
+        if label == FIGURE2:
+            failed = [row.contender for row in outcome.rows if row.timing is None]
+            options.skip += figure2.stopped(case, cases[number:], failed)
         print(f"\n{case_table(outcome)}\n  ({time.perf_counter() - start:.0f} s)", flush=True)
         records = outcome.records(where)
         if folder and records:
@@ -108,6 +119,8 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     print(f"\n{summary(outcomes)}")
     if path:
         print(f"\nrecord: {path}")
+        if label == FIGURE2:
+            print("drawn:", *figure2.draw(read(path), path.with_suffix("")))
     return 0
 
 
