@@ -308,6 +308,7 @@ def test_which_backend():
         ("overlap", "overlap"),
         ("shared rows and a mask", "mask"),
         ("long query", "a query"),
+        ("guessed length", "max_length"),
         ("strided mask", "mask"),
     ],
 )
@@ -336,6 +337,8 @@ def test_what_it_does_not_serve(what, reason):
         d = Packed(tokens(1, 64).expand(9, 64), [0, 4, 9])
     elif what == "shared rows and a mask":
         d, options = d[:1].expand(5, 20, 64), {"document_mask": torch.ones(5, 20, dtype=torch.bool)}
+    elif what == "guessed length":
+        q = Packed(q.flatten(0, 1), torch.arange(0, 129, 32, device="cuda"))
     elif what == "long query":
         q = tokens(1, 1, 64).expand(1, 2**31, 64)
     elif what == "strided mask":

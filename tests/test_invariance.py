@@ -3,6 +3,7 @@ other sum shows."""
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -215,3 +216,18 @@ def test_size_one_everything(lane, dtype):
                 for ND in (1, 2):
                     found = lane.score(q[:NQ, :LQ], d[:ND, :LD])
                     assert found.shape == (NQ, ND) and torch.equal(found[:1, :1], wanted), NAMES[dtype]
+
+
+@interpreter_when(half)
+def test_a_longest_query_that_is_only_guessed(lane, dtype):
+    """Packed queries whose offsets are on a card: they might all be as long as all their tokens."""
+    from maxsim.autograd import run
+    from maxsim.layout import make_problem
+
+    items = [queries_of(lane, dtype, n, n, 64) for n in (3, 0, 40)]
+    d = [documents_of(lane, dtype, 9, 20, 64), documents_of(lane, dtype, 8, 5, 64)]
+    want = lane.score(items, d)
+    problem = make_problem(items, d)
+    guessed = dataclasses.replace(problem.queries, max_length=700)
+    got = run(dataclasses.replace(problem, queries=guessed), lane.backend).scores
+    assert torch.equal(got, want)

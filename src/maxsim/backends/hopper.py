@@ -44,8 +44,11 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append("scores every query with every document, not pairs or candidates")
     if d.mask is not None and problem.masked_zero:
         why.append("excludes masked tokens, does not let them compete with 0")
-    if problem.queries.max_length > MOST_TOKENS:
+    q = problem.queries
+    if q.max_length > MOST_TOKENS:
         why.append(f"serves at most {MOST_TOKENS} tokens a query")
+    if q.ragged and q.count > 1 and q.max_length == q.data.shape[0]:  # offsets on the card: any may be the longest
+        why.append("needs max_length of ragged queries, or would multiply for tokens that are not there")
     return why + _not_addressable(d)
 
 

@@ -120,8 +120,8 @@ def _best(
 
 @triton.jit
 def _score_document(
-    item, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, column, q_index, d_ptr, out_ptr, winners_ptr,
-    maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
+    item, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr, out_ptr,
+    winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
     q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
     GRID: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, RESIDENT: tl.constexpr,
@@ -139,9 +139,10 @@ def _score_document(
     low = low.to(tl.int32)
     high = high.to(tl.int32)
     empty = high <= low
+    stop = tl.where(live, high, low)  # a tile beyond its query's end asks for no product
 
     value, winner = _best(
-        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, low, high, D,
+        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, low, stop, D,
         winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, PRECISION,
         BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES,
     )  # fmt: skip
@@ -229,6 +230,9 @@ def _scores_kernel(
         q_length = tl.load(q_kept + safe_n).to(tl.int64)
         q_index = tl.load(q_kept_rows + column + i, mask=real & (i < q_length), other=0).to(tl.int64)
     valid = real & (i < q_length)
+    live = NQ > 0
+    if q_starts is not None:  # where offsets are on the card, the longest query is a guess
+        live = tl.max(valid.to(tl.int32), 0) > 0
     q_base = base(safe_n, q_start, q_starts, 2147483647, 0, q_item, q_row) + q_index * q_row
     d = tl.arange(0, BLOCK_D)
     q_at = q_ptr + q_base
@@ -261,8 +265,8 @@ def _scores_kernel(
             # the next document's place is read while this one is scored
             next_start, next_length = span(tl.minimum(item + 1, end - 1), d_starts, d_ends, LD, TD)
             _score_document(
-                item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, column, q_index, d_ptr, out_ptr,
-                winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
+                item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr,
+                out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
                 q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
                 GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
                 STAGES, LOG2,
@@ -271,7 +275,7 @@ def _scores_kernel(
             length = next_length
     else:
         _score_document(
-            begin, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, column, q_index, d_ptr, out_ptr,
+            begin, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr, out_ptr,
             winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
             q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
             GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
