@@ -229,6 +229,29 @@ def test_unsupported_says_every_reason():
     assert issubclass(UnsupportedError, RuntimeError)
 
 
+def test_a_backend_that_is_not_preferred_serves_what_no_other_can(monkeypatch):
+    from types import SimpleNamespace
+
+    from maxsim import dispatch
+    from maxsim.layout import make_problem
+
+    def backend(name, preferred, why=()):
+        return SimpleNamespace(NAME=name, preferred=lambda problem: preferred, unsupported=lambda problem: why)
+
+    known = {"big": backend("big", False), "small": backend("small", True)}
+    monkeypatch.setattr(dispatch, "ORDER", tuple(known))
+    monkeypatch.setattr(dispatch, "_load", known.__getitem__)
+    problem = make_problem(Q, D)
+    assert dispatch.select(problem).NAME == "small"
+    assert dispatch.select(problem, "big").NAME == "big"
+    known["small"] = backend("small", True, ["cannot"])
+    assert dispatch.select(problem).NAME == "big"
+    known["big"] = backend("big", False, ["neither"])
+    with pytest.raises(UnsupportedError) as caught:
+        dispatch.select(problem)
+    assert caught.value.reasons == {"small": ["cannot"], "big": ["neither"]}
+
+
 def test_a_forced_backend_that_cannot_raises():
     with pytest.raises(UnsupportedError, match="triton"):
         maxsim.score(Q.double(), D.double(), backend="triton")
