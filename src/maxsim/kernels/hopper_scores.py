@@ -23,7 +23,17 @@ import torch
 from torch import Tensor
 
 from .configs import HopperConfig, power_of_two
-from .gluon_names import TensorDescriptor, fence_async_shared, gl, gluon, mbarrier, tma_load, wgmma, wgmma_wait
+from .gluon_names import (
+    TensorDescriptor,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    thread_barrier,
+    tma_load,
+    wgmma,
+    wgmma_wait,
+)
 from .hopper_stream import cut, fetch, kept_words, next_kept, place
 from .hopper_tile import (
     LANES,
@@ -144,7 +154,7 @@ def _score_partition(
             )  # fmt: skip
             q_tile.slice(c, 64, 1).store(q)
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         _, column, valid = query_rows(
             gl.arange(0, ROWS, layout=gl.SliceLayout(1, LANES)), tile, parts, q_starts, q_ends, q_kept_rows, q_kept,
             NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
