@@ -41,6 +41,20 @@ def _empty(problem: Problem) -> Scored:
     )
 
 
+def gradients(
+    problem: Problem, winners: Tensor, grad: Tensor, backend: str | None, needed: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backend's backward, outside autocast; without winners the gradients asked for are zero."""
+    if winners.numel() == 0:
+        need_queries, need_documents = needed
+        return (
+            torch.zeros_like(problem.queries.data) if need_queries else None,
+            torch.zeros_like(problem.documents.data) if need_documents else None,
+        )
+    with _no_autocast(problem.device.type):
+        return select(problem, backend).backward(problem, winners, grad, *needed)
+
+
 def _has_tangent(tensor: Tensor) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
@@ -89,15 +103,7 @@ class _Gradients(torch.autograd.Function):
         backend: str | None,
         needed: tuple[bool, bool],
     ) -> tuple[Tensor | None, Tensor | None]:
-        if winners.numel() == 0:
-            need_queries, need_documents = needed
-            return (
-                torch.zeros_like(queries) if need_queries else None,
-                torch.zeros_like(documents) if need_documents else None,
-            )
-        problem = problem.with_data(queries, documents)
-        with _no_autocast(problem.device.type):
-            return select(problem, backend).backward(problem, winners, grad, *needed)
+        return gradients(problem.with_data(queries, documents), winners, grad, backend, needed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:

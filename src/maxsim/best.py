@@ -73,6 +73,7 @@ def top_documents(problem: Problem, k: int, backend: str | None = None) -> TopK:
     scores = torch.empty(NQ, 0, dtype=problem.result_dtype, device=problem.device)
     indices = torch.empty(NQ, 0, dtype=torch.int64, device=problem.device)
     blank = _empty(problem.queries, False)
+    empty = _empty(problem.documents, problem.masked_zero)
     step = max(1, CHUNK_BYTES // (12 * max(NQ, 1)))
     for low in range(0, ND if k else 0, step):
         high = min(low + step, ND)
@@ -84,9 +85,8 @@ def top_documents(problem: Problem, k: int, backend: str | None = None) -> TopK:
         )
         found = run(part, backend).scores
         index = torch.arange(low, high, device=problem.device).expand(NQ, -1)
-        empty = _empty(part.documents, problem.masked_zero)
         if empty is not None:
-            index = index.masked_fill(empty, -1)
+            index = index.masked_fill(empty[low:high], -1)
         if blank is not None:
             index = index.masked_fill(blank[:, None], -1)
         scores, indices = merge(torch.cat([scores, found], 1), torch.cat([indices, index], 1), k)

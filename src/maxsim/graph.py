@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from . import autograd
-from .dispatch import select
 from .layout import Problem, Tokens
 from .result import Scored
 
@@ -71,11 +70,11 @@ def _scores(
     tensors = (queries, documents, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs)
     problem = _problem(tensors, sizes)
     found = autograd.run(problem, backend, winners, maxima)
-    nothing = documents.new_empty(0)
+    index, similarity = found.winners if winners else None, found.maxima if maxima else None
     return (
         found.scores,
-        found.winners if winners and found.winners is not None else nothing.to(problem.winners_dtype),
-        found.maxima if maxima and found.maxima is not None else nothing.to(problem.result_dtype, copy=True),
+        documents.new_empty(0, dtype=problem.winners_dtype) if index is None else index,
+        documents.new_empty(0, dtype=problem.result_dtype) if similarity is None else similarity,
     )
 
 
@@ -100,12 +99,10 @@ def _gradients(
     """The gradients of both sides; one that is not asked for is empty."""
     tensors = (queries, documents, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs)
     problem = _problem(tensors, sizes)
-    found: tuple[Tensor | None, Tensor | None] = (torch.zeros_like(queries), torch.zeros_like(documents))
-    if winners.numel():
-        found = select(problem, backend).backward(problem, winners, grad, need_queries, need_documents)
+    found = autograd.gradients(problem, winners, grad, backend, (need_queries, need_documents))
     return (
-        queries.new_empty(0) if found[0] is None or not need_queries else found[0],
-        documents.new_empty(0) if found[1] is None or not need_documents else found[1],
+        queries.new_empty(0) if found[0] is None else found[0],
+        documents.new_empty(0) if found[1] is None else found[1],
     )
 
 

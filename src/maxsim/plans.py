@@ -27,7 +27,7 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
     if torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad):
         return None
     device = documents.device
-    if queries.device != device or device.index != torch.cuda.current_device() or torch.compiler.is_compiling():
+    if queries.device != device or device.index != torch.cuda.current_device():
         return None
     try:
         alignment = (queries.data_ptr() % 16, documents.data_ptr() % 16)

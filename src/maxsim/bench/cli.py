@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -64,6 +65,8 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     options = parser.parse_args(argv)
     options.what = options.what or ["forward" if torch.cuda.is_available() else "cpu"]
     drawn = options.what == [FIGURE2]
+    if drawn and importlib.util.find_spec("matplotlib") is None:
+        parser.error("figure2 needs matplotlib: pip install .[plot]")
     try:
         cases = [] if drawn else cases_of(options.what)
         chosen = options.contenders.split(",") if options.contenders else [*figure2.CONTENDERS] if drawn else None

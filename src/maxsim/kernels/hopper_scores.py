@@ -34,7 +34,7 @@ from .gluon_names import (
     wgmma,
     wgmma_wait,
 )
-from .hopper_stream import cut, fetch, kept_words, next_kept, place
+from .hopper_stream import cut, enter, fetch, kept_words, next_kept, segment
 from .hopper_tile import (
     LANES,
     OWN,
@@ -78,19 +78,15 @@ def _load_partition(
     end = cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, 1)
     step = 0
     while at < end:
-        tile = at // ND
-        doc = (at - tile * ND).to(gl.int32)
-        last = min(end - tile * ND, ND.to(gl.int64)).to(gl.int32)
+        tile, doc, last = segment(at, end, ND)
         start, end_row = fetch(doc, last, starts, ends)
-        first, past = place(doc, start, end_row, starts, LD, d_item, TD)
-        start, end_row = fetch(doc + 1, last, starts, ends)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
         while doc < last:
             run = past > first
             row = first
             if not run:
                 doc += 1
-                first, past = place(doc, start, end_row, starts, LD, d_item, TD)
-                start, end_row = fetch(doc + 1, last, starts, ends)
+                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
             while run:
                 stage = step % STAGES
                 if d_bits is not None:
@@ -103,8 +99,7 @@ def _load_partition(
                 while run & (past <= row):
                     before = past
                     doc += 1
-                    first, past = place(doc, start, end_row, starts, LD, d_item, TD)
-                    start, end_row = fetch(doc + 1, last, starts, ends)
+                    first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
                     run = (doc < last) & (first >= before) & (first < row)
         at = tile * ND + last
 
@@ -135,9 +130,7 @@ def _score_partition(
         held = gl.full([ROWS, 4, 4, 2], 0.0, gl.float32, OWN)
     step = 0
     while at < end:
-        tile = at // ND
-        doc = (at - tile * ND).to(gl.int32)
-        last = min(end - tile * ND, ND.to(gl.int64)).to(gl.int32)
+        tile, doc, last = segment(at, end, ND)
         at = tile * ND + last
         tile = tile.to(gl.int32)
         if PAIRED:
@@ -161,8 +154,7 @@ def _score_partition(
         )  # fmt: skip
 
         start, end_row = fetch(doc, last, starts, ends)
-        first, past = place(doc, start, end_row, starts, LD, d_item, TD)
-        start, end_row = fetch(doc + 1, last, starts, ends)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
         while doc < last:
             run = past > first
             row = first
@@ -172,8 +164,7 @@ def _score_partition(
                     maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, d_bits is not None,
                 )  # fmt: skip
                 doc += 1
-                first, past = place(doc, start, end_row, starts, LD, d_item, TD)
-                start, end_row = fetch(doc + 1, last, starts, ends)
+                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
             best = none
             best_low = nowhere
             while run:
@@ -219,8 +210,9 @@ def _score_partition(
                                     best_low = nowhere
                                     before = past
                                     doc += 1
-                                    first, past = place(doc, start, end_row, starts, LD, d_item, TD)
-                                    start, end_row = fetch(doc + 1, last, starts, ends)
+                                    first, past, start, end_row = enter(
+                                        doc, last, start, end_row, starts, ends, LD, d_item, TD
+                                    )
                                     run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
                                     inside = run
                 row += BLOCK_LD
@@ -246,6 +238,7 @@ def _hopper_scores_kernel(
     stream = gl.program_id(0) * RINGS
     other = stream + RINGS - 1
     streams = gl.num_programs(0) * RINGS
+    # registers: a multiprocessor has 512 for each thread of a warpgroup, and there are three
     gl.warp_specialize([
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
@@ -291,7 +284,7 @@ def hopper_scores(
     shapes, strides and alignment.
     """
     D = q.data.shape[-1]
-    rows, kept = (None, None) if q.mask is None else kept_rows(q)
+    q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
     block = min(128, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // 128))
     tiles = parts * q.count if parts > 1 else -(-q.count * block // 128)
@@ -314,7 +307,7 @@ def hopper_scores(
         describe = ([count, D], [d.row, 1], [config.BLOCK_LD, config.BLOCK_D], layout)
         arguments = (
             _from(out.winners, first), _from(out.maxima, first),
-            q.starts, q.ends, rows, kept, starts, ends, None if bits is None else part.starts, bits,
+            q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits,
             -(-tiles // 2) if paired else tiles, q.count, part.count, q.length,
             min(d.length, d_rows),  # 32 bits
             q.rows, count, D, parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
@@ -341,4 +334,4 @@ def _documents(d: Side, first: int, count: int) -> Side:
 
 def _from(table: Tensor | None, first: int) -> Tensor | None:
     """The rows of a table from one on."""
-    return table if table is None or not first else table[first:]
+    return None if table is None else table[first:]

@@ -34,6 +34,21 @@ def place(doc, start, end, starts, LD, d_item, TD):
 
 
 @gluon.jit
+def enter(doc, last, start, end, starts, ends, LD, d_item, TD):
+    """`place` of a document from what was fetched of it, and what is fetched of the next one."""
+    first, past = place(doc, start, end, starts, LD, d_item, TD)
+    next_start, next_end = fetch(doc + 1, last, starts, ends)
+    return first, past, next_start, next_end
+
+
+@gluon.jit
+def segment(at, end, ND):
+    """The part of a stream that belongs to one query tile: which, its first document, and one past its last."""
+    tile = at // ND
+    return tile, (at - tile * ND).to(gl.int32), min(end - tile * ND, ND.to(gl.int64)).to(gl.int32)
+
+
+@gluon.jit
 def _first_from(row, starts, ND, WARPS: gl.constexpr):
     """The first document that starts at or after a row, by a search with 128 arms."""
     arm = gl.arange(0, 128, gl.BlockedLayout([4 // WARPS], [32], [WARPS], [0]))
