@@ -91,6 +91,32 @@ def test_ragged(most):
             assert torch.equal(alone[:, 0], whole[:, i])
 
 
+@pytest.mark.parametrize("LQ", [16, 20, 32, 64, 128, 129])
+def test_many_documents_a_stream(LQ):
+    """Their scores wait for one another, and some are left at the end."""
+    for count in (1000, 5003):
+        d = packed(lengths(count, 60, LQ), 64)
+        same(tokens(5, LQ, 64), d)
+        mask = torch.rand(5, LQ, generator=torch.Generator().manual_seed(LQ)) < 0.6
+        mask[1] = False  # an empty query
+        same(tokens(5, LQ, 64), d, query_mask=mask.cuda())
+
+
+@pytest.mark.parametrize("column", [0, 1, 2, 7, 8, 9, 30, 31, 32, 63, 64, 127, 128, 200, 255])
+def test_where_a_winner_lies(column):
+    """The lowest of equals, NaN before them, −0 equal to 0."""
+    d = torch.zeros(3, 256, 64, dtype=torch.float16, device="cuda")
+    d[0, column:] = 1
+    d[1, column] = NAN
+    d[1, 255] = NAN
+    d[2, :column] = -1
+    d[2, column + 1 :] = -0.0
+    q = torch.ones(70, 32, 64, dtype=torch.float16, device="cuda")
+    same(q, d)
+    index = maxsim.matches(q, d, backend="hopper").index
+    assert (index == column).all()
+
+
 def test_many_empty_documents():
     sizes = [0] * 40 + [5] + [0] * 300 + [200, 0, 0, 3] + [0] * 50
     same(tokens(9, 32, 128), packed(sizes, 128))

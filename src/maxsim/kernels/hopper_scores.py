@@ -40,13 +40,15 @@ from .hopper_tile import (
     OWN,
     ROWS,
     SUB,
+    add_up_four,
     columns,
-    finish,
+    end_document,
     kept,
     lane_maximum,
     maximum,
     query_rows,
     take,
+    take_between,
 )
 from .queries import kept_rows, sum_parts
 from .scores import PARTS_BYTES, Outputs
@@ -72,6 +74,7 @@ def _load_partition(
 ):  # fmt: skip
     """One warp: brings the tiles of a stream into its ring. Paired warpgroups have one stream."""
     FIRST: gl.constexpr = HALF * STAGES
+    CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
     if PAIRED and HALF == 1:
         return
     at = cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS, 1)
@@ -79,14 +82,16 @@ def _load_partition(
     step = 0
     while at < end:
         tile, doc, last = segment(at, end, ND)
-        start, end_row = fetch(doc, last, starts, ends)
-        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+        start, end_row = fetch(doc, starts, ends, TD, CONSECUTIVE)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE)
         while doc < last:
             run = past > first
             row = first
             if not run:
                 doc += 1
-                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+                first, past, start, end_row = enter(
+                    doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                )
             while run:
                 stage = step % STAGES
                 if d_bits is not None:
@@ -99,7 +104,9 @@ def _load_partition(
                 while run & (past <= row):
                     before = past
                     doc += 1
-                    first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+                    first, past, start, end_row = enter(
+                        doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                    )
                     run = (doc < last) & (first >= before) & (first < row)
         at = tile * ND + last
 
@@ -114,6 +121,7 @@ def _score_partition(
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against 128 query rows."""
     FIRST: gl.constexpr = 0 if PAIRED else HALF * STAGES
+    CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LD, 16]
     )
@@ -153,20 +161,18 @@ def _score_partition(
             NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
         )  # fmt: skip
 
-        start, end_row = fetch(doc, last, starts, ends)
-        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+        start, end_row = fetch(doc, starts, ends, TD, CONSECUTIVE)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE)
+        waiting = 0
+        last1 = none
+        last2 = none
+        last3 = none
+        best = none
+        best_low = nowhere
         while doc < last:
-            run = past > first
             row = first
-            if not run:
-                finish(
-                    none, nowhere, held, column, valid, doc, first, True, bases, tile, out_ptr, winners_ptr,
-                    maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, d_bits is not None,
-                )  # fmt: skip
-                doc += 1
-                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
-            best = none
-            best_low = nowhere
+            run = past > first
+            ended = past <= first
             while run:
                 stage = step % STAGES
                 if d_bits is not None:
@@ -180,8 +186,15 @@ def _score_partition(
                 sim = wgmma_wait(0, deps=[sim])
                 mbarrier.arrive(empty.index(FIRST + stage), count=1)
                 step += 1
-                if (first <= row) & (past > row + BLOCK_LD) and winners_ptr is None and d_bits is None:
-                    best = maximum(best, lane_maximum(sim))
+                if (first <= row) & (past >= row + BLOCK_LD) and d_bits is None:
+                    if WINNERS:
+                        groups = columns(sim)
+                        for g in gl.static_range(BLOCK_LD // SUB):
+                            best, best_low, held = take(best, best_low, held, groups[g], row + g * SUB, WINNERS)
+                    else:
+                        best = maximum(best, lane_maximum(sim))
+                    ended = past == row + BLOCK_LD
+                    run = past > row + BLOCK_LD
                 else:
                     groups = columns(sim)
                     for g in gl.static_range(BLOCK_LD // SUB):
@@ -192,30 +205,41 @@ def _score_partition(
                             group = kept(group, bits[g])
                         if run & (first <= low) & (past > high):
                             best, best_low, held = take(best, best_low, held, group, low, WINNERS)
-                        else:
-                            token = low + gl.arange(0, SUB, layout=gl.SliceLayout(0, group.type.layout))
-                            inside = run
-                            while inside:
-                                inner = (token >= first) & (token < past)
-                                own = gl.where(inner[None, :], group, float("-inf"))
-                                best, best_low, held = take(best, best_low, held, own, low, WINNERS)
-                                inside = past <= high
-                                if inside:
-                                    finish(
-                                        best, best_low, held, column, valid, doc, first, past <= first, bases,
-                                        tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2,
-                                        winner_columns, d_item, d_bits is not None,
-                                    )  # fmt: skip
-                                    best = none
-                                    best_low = nowhere
-                                    before = past
-                                    doc += 1
-                                    first, past, start, end_row = enter(
-                                        doc, last, start, end_row, starts, ends, LD, d_item, TD
-                                    )
-                                    run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
-                                    inside = run
+                        elif run:
+                            best, best_low, held = take_between(best, best_low, held, group, low, first, past, WINNERS)
+                            while run & (past <= high):
+                                waiting, last1, last2, last3 = end_document(
+                                    best, best_low, held, waiting, last1, last2, last3, column, valid, doc, first,
+                                    past <= first, bases, tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ,
+                                    block_log2, winner_columns, d_item, d_bits is not None,
+                                )  # fmt: skip
+                                before = past
+                                doc += 1
+                                first, past, start, end_row = enter(
+                                    doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                                )
+                                run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
+                                best, best_low, held = take_between(
+                                    none, nowhere, held, group, low, first, gl.where(run, past, first), WINNERS
+                                )  # fmt: skip
                 row += BLOCK_LD
+            if ended:
+                waiting, last1, last2, last3 = end_document(
+                    best, best_low, held, waiting, last1, last2, last3, column, valid, doc, first, past <= first, bases,
+                    tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item,
+                    d_bits is not None,
+                )  # fmt: skip
+                best = none
+                best_low = nowhere
+                doc += 1
+                first, past, start, end_row = enter(
+                    doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                )
+        if not WINNERS:
+            if waiting > 0:
+                add_up_four(
+                    last1, last2, last3, last3, doc - 1, waiting, valid, tile, out_ptr, ND, parts, NQ, block_log2
+                )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)

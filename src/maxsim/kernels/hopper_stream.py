@@ -11,34 +11,40 @@ from .gluon_names import gl, gluon
 
 
 @gluon.jit
-def fetch(doc, last, starts, ends):
-    """What memory says of a document's place, as it stands there: nothing waits for it until `place` does."""
+def _clamped(row, TD):
+    return min(max(row, 0), TD).to(gl.int32)
+
+
+@gluon.jit
+def fetch(doc, starts, ends, TD, CONSECUTIVE: gl.constexpr):
+    """Where a document begins and ends, as memory has it: nothing waits for it until `enter` does. Consecutive
+    documents' beginnings are read of the first alone."""
     if starts is None:
         return 0, 0
+    elif CONSECUTIVE:
+        return _clamped(gl.load(starts + doc), TD), gl.load(ends + doc)
     else:
-        doc = min(doc, last - 1)
         return gl.load(starts + doc), gl.load(ends + doc)
 
 
 @gluon.jit
-def place(doc, start, end, starts, LD, d_item, TD):
-    """Row of a document's first token, and one past the last, from what `fetch` found."""
+def enter(doc, last, start, end, starts, ends, LD, d_item, TD, CONSECUTIVE: gl.constexpr):
+    """Row of a document's first token, and one past the last, from what was fetched of it; and what is fetched of the
+    next one."""
     if starts is None:
         first = doc * d_item
-        past = first + LD
+        return first, first + LD, start, end
     else:
-        first = min(max(start, 0), TD).to(gl.int32)
-        past = min(max(end, 0), TD).to(gl.int32)
-        past = first + min(max(past - first, 0), LD)
-    return first, past
-
-
-@gluon.jit
-def enter(doc, last, start, end, starts, ends, LD, d_item, TD):
-    """`place` of a document from what was fetched of it, and what is fetched of the next one."""
-    first, past = place(doc, start, end, starts, LD, d_item, TD)
-    next_start, next_end = fetch(doc + 1, last, starts, ends)
-    return first, past, next_start, next_end
+        edge = _clamped(end, TD)
+        if CONSECUTIVE:
+            first = start
+        else:
+            first = _clamped(start, TD)
+        past = first + min(max(edge - first, 0), LD)
+        after = min(doc + 1, last - 1)
+        if not CONSECUTIVE:
+            edge = gl.load(starts + after)
+        return first, past, edge, gl.load(ends + after)
 
 
 @gluon.jit

@@ -27,11 +27,32 @@ LANES = gl.constexpr(
 # [128, 4, 4, 2]: the same before that maximum, of 32 columns
 OWN = gl.constexpr(
     gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 0, 1], [8, 0, 0, 0], [0, 0, 1, 0], [0, 0, 2, 0], [64, 0, 0, 0]],
+        reg_bases=[[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 2, 0], [8, 0, 0, 0], [64, 0, 0, 0]],
         lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
         warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
         block_bases=[],
         shape=[128, 4, 4, 2],
+    )
+)
+
+# [128, 2, 2, 2, 2]: of four documents, with a bit of the document in place of a bit of the lane
+SWAPPED = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[8, 0, 0, 0, 0], [64, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 1, 0, 0]],
+        lane_bases=[[0, 0, 0, 1, 0], [0, 1, 0, 0, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [4, 0, 0, 0, 0]],
+        warp_bases=[[16, 0, 0, 0, 0], [32, 0, 0, 0, 0]],
+        block_bases=[],
+        shape=[128, 2, 2, 2, 2],
+    )
+)
+# [128, 2, 2, 2]: the same after the maximum over that bit, with the other bits too
+OF_FOUR = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[8, 0, 0, 0], [64, 0, 0, 0], [0, 1, 0, 0]],
+        lane_bases=[[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
+        block_bases=[],
+        shape=[128, 2, 2, 2],
     )
 )
 
@@ -68,9 +89,23 @@ def kept(group, word):
 
 
 @gluon.jit
+def _own(group):
+    """[128, SUB] → a thread's eight columns, lowest first: a tuple of [128, 4]."""
+    x = gl.permute(gl.reshape(group, [ROWS, 2, 2, 4, 2]), (0, 3, 4, 2, 1))  # lane, pair, eight
+    low, high = gl.split(x)
+    a, b = gl.split(low)
+    c, d = gl.split(high)
+    x0, x1 = gl.split(a)
+    x2, x3 = gl.split(b)
+    x4, x5 = gl.split(c)
+    x6, x7 = gl.split(d)
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@gluon.jit
 def take(best, best_low, held, group, low, WINNERS: gl.constexpr):
-    """The maximum with a group of columns from row `low` on. With WINNERS the first group that has it too,
-    and that group's columns, of which the document's end asks which it was."""
+    """The maximum with a group of columns from row `low` on. With WINNERS the first group that has it too, and that
+    group's columns, of which the document's end asks which it was."""
     new = maximum(best, lane_maximum(group))
     if not WINNERS:
         return new, best_low, held
@@ -78,26 +113,67 @@ def take(best, best_low, held, group, low, WINNERS: gl.constexpr):
         # bits, not values: NaN, once in, stays the same NaN and keeps its place
         more = new.to(gl.int32, bitcast=True) != best.to(gl.int32, bitcast=True)
         own = gl.permute(gl.reshape(group, [ROWS, 4, 4, 2]), (0, 2, 1, 3))
-        by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
-        of_own = gl.convert_layout(more, by_lane, assert_trivial=True)[:, :, None, None]
-        held = gl.where(of_own, gl.convert_layout(own, OWN, assert_trivial=True), held)
+        # a branch, which turns into moves under a predicate: half of what selections cost
+        held = gl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.eq.b32 p, $24, $32; @p bra out;"
+            "mov.b32 $0, $16; mov.b32 $1, $17; mov.b32 $2, $18; mov.b32 $3, $19;"
+            "mov.b32 $4, $20; mov.b32 $5, $21; mov.b32 $6, $22; mov.b32 $7, $23; out: }",
+            "=r,=r,=r,=r,=r,=r,=r,=r,0,1,2,3,4,5,6,7,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+            [held, gl.convert_layout(own, OWN, assert_trivial=True), _by_lane(new), _by_lane(best)],
+            dtype=gl.float32, is_pure=True, pack=8,
+        )  # fmt: skip
         return new, gl.where(more, low, best_low), held
 
 
 @gluon.jit
-def _winner(value, best_low, held, first):
+def take_between(best, best_low, held, group, low, first, past, WINNERS: gl.constexpr):
+    """`take` of the columns that are rows from `first` on and before `past`."""
+    if WINNERS:
+        row = low + gl.arange(0, SUB, layout=gl.SliceLayout(0, group.type.layout))
+        group = gl.where(((row >= first) & (row < past))[None, :], group, float("-inf"))
+        return take(best, best_low, held, group, low, True)
+    else:
+        lane = low + gl.arange(0, 4, layout=gl.SliceLayout(0, LANES))[None, :] * 2
+        own = _own(group)
+        for k in gl.static_range(8):
+            # a branch, which turns into maxima under a predicate; with a selection they would be two instructions
+            best = gl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.le.s32 p, $12, $20; setp.gt.and.s32 p, $16, $20, p; @!p bra out;"
+                "max.NaN.f32 $0, $0, $8; max.NaN.f32 $1, $1, $9; max.NaN.f32 $2, $2, $10; max.NaN.f32 $3, $3, $11;"
+                "out: }",
+                "=r,=r,=r,=r,0,1,2,3,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+                [best, gl.convert_layout(own[k], LANES, assert_trivial=True), first - lane, past - lane,
+                 gl.full([ROWS, 4], k // 2 * 8 + k % 2, gl.int32, LANES)],
+                dtype=gl.float32, is_pure=True, pack=4,
+            )  # fmt: skip
+        return best, best_low, held
+
+
+@gluon.jit
+def _by_lane(x):
+    by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
+    return gl.convert_layout(x, by_lane, assert_trivial=True)[:, :, None, None]
+
+
+@gluon.jit
+def _winner(best, value, best_low, held, first):
     """Row of the first document token that has the largest similarity `value` of each query row."""
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, OWN))))[None, :, None, None]
     eight = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, OWN))))[None, None, :, None]
     pair = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, OWN))))[None, None, None, :]
-    by_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, OWN)))
-    wanted = gl.convert_layout(value, by_row, assert_trivial=True)[:, None, None, None]
-    by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
-    low = gl.convert_layout(best_low, by_lane, assert_trivial=True)[:, :, None, None]
-    found = (low >= 0) & ((held == wanted) | ((held != held) & (wanted != wanted)))
-    at = gl.where(found, low + (eight * 8 + lane * 2 + pair), 2147483647)
-    row = gl.convert_layout(gl.min(gl.min(gl.min(at, 3), 2), 1), gl.SliceLayout(1, LANES), assert_trivial=True)
+    # plus zero: the bits of values that are equal, NaN too, are then equal
+    same = (held + 0.0).to(gl.int32, bitcast=True) == _by_lane((best + 0.0).to(gl.int32, bitcast=True))
+    at = gl.where(same, eight * 8 + lane * 2 + pair, 64)
+    at = gl.reduce(gl.reduce(at, 3, _least), 2, _least)
+    at = gl.convert_layout(at, LANES, assert_trivial=True) + best_low
+    won = (best + 0.0).to(gl.int32, bitcast=True) == (value + 0.0).to(gl.int32, bitcast=True)[:, None]
+    row = gl.reduce(gl.where(won & (best_low >= 0), at, 2147483647), 1, _least)
     return gl.where(row == 2147483647, first, row)  # −inf everywhere: the first
+
+
+@gluon.jit
+def _least(a, b):
+    return gl.minimum(a, b)
 
 
 @gluon.jit
@@ -136,49 +212,92 @@ def query_rows(
 
 @gluon.jit
 def _pair_sums(x):
-    return gl.sum(gl.reshape(x, [x.shape[0] // 2, 2]), 1)
+    return gl.sum(gl.reshape(x, [x.shape[0] // 2, 2, x.shape[1], x.shape[2]]), 1)
 
 
 @gluon.jit
-def _store_sums(sums, level: gl.constexpr, doc, empty, tile, out_ptr, ND, parts, NQ):
-    """Stores the sums of 2^level query rows each."""
-    n = (((tile // parts) << (7 - level)) + gl.arange(0, ROWS >> level, layout=sums.type.layout)).to(gl.int64)
-    sums = gl.where(empty, float("-inf"), sums)  # an empty query: 0, but −inf against an empty document
-    gl.store(out_ptr + (n * ND + doc) * parts + tile % parts, sums, mask=n < NQ)
+def _store_sums(sums, level: gl.constexpr, doc, count, tile, out_ptr, ND, parts, NQ):
+    """Stores the sums of 2^level query rows each, of `count` documents that end with `doc`, which comes first."""
+    layout: gl.constexpr = sums.type.layout
+    n = gl.arange(0, ROWS >> level, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    n = (((tile // parts) << (7 - level)) + n).to(gl.int64)[:, None, None]
+    back = gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
+    if sums.shape[2] > 1:
+        back += 2 * gl.arange(0, sums.shape[2], layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
+    gl.store(out_ptr + (n * ND + (doc - back)) * parts + tile % parts, sums, mask=(n < NQ) & (back < count))
 
 
 @gluon.jit
-def finish(
-    best, best_low, held, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
-    ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
-):  # fmt: skip
-    """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
-    the maxima and the tokens that have them too."""
-    value = gl.reduce(best, 1, maximum)
-    if winners_ptr is not None:
-        slot = doc.to(gl.int64) * winner_columns + column
-        base = first
-        if MASKED:  # the first kept row is not the document's first
-            if bases is None:
-                base = doc * d_item
-            else:
-                base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
-        winner = gl.where(empty, -1, _winner(value, best_low, held, first) - base)
-        gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
-        if maxima_ptr is not None:
-            gl.store(maxima_ptr + slot, value, mask=valid)
-    value = gl.where(valid, value, 0.0)
-    value = gl.reshape(gl.permute(gl.reshape(value, [2, 4, 2, 8]), (1, 3, 0, 2)), [ROWS])  # by tokens
+def _add_up(value, doc, count, valid, tile, out_ptr, ND, parts, NQ, block_log2):
+    """Adds up the maxima of documents, where one sum is one query, and stores their scores: value [ROWS, A, B]."""
+    valid = gl.convert_layout(valid, gl.SliceLayout(1, gl.SliceLayout(2, value.type.layout)), assert_trivial=True)
+    # rows without a token are zero: their maximum is −inf where there is no document token, and so then is the score
+    value = gl.where(valid[:, None, None] | (value == float("-inf")), value, 0.0)
+    A: gl.constexpr = value.shape[1]
+    B: gl.constexpr = value.shape[2]
+    value = gl.permute(gl.reshape(value, [2, 4, 2, 8, A, B]), (1, 3, 0, 2, 4, 5))
+    value = gl.reshape(value, [ROWS, A, B])  # by tokens
     of16 = _pair_sums(_pair_sums(_pair_sums(_pair_sums(value))))
     if block_log2 == 4:
-        _store_sums(of16, 4, doc, empty, tile, out_ptr, ND, parts, NQ)
+        _store_sums(of16, 4, doc, count, tile, out_ptr, ND, parts, NQ)
     else:
         of32 = _pair_sums(of16)
         if block_log2 == 5:
-            _store_sums(of32, 5, doc, empty, tile, out_ptr, ND, parts, NQ)
+            _store_sums(of32, 5, doc, count, tile, out_ptr, ND, parts, NQ)
         else:
             of64 = _pair_sums(of32)
             if block_log2 == 6:
-                _store_sums(of64, 6, doc, empty, tile, out_ptr, ND, parts, NQ)
+                _store_sums(of64, 6, doc, count, tile, out_ptr, ND, parts, NQ)
             else:
-                _store_sums(_pair_sums(of64), 7, doc, empty, tile, out_ptr, ND, parts, NQ)
+                _store_sums(_pair_sums(of64), 7, doc, count, tile, out_ptr, ND, parts, NQ)
+
+
+@gluon.jit
+def add_up_four(best0, best1, best2, best3, doc, count, valid, tile, out_ptr, ND, parts, NQ, block_log2):
+    """Scores of up to four documents that have ended, the last of them `doc`, whose maxima are `best0`. Four at once
+    take as long as one: each thread of four gets a document, in exchange for the others' columns."""
+    four = gl.reshape(gl.join(gl.join(best0, best1), gl.join(best2, best3)), [ROWS, 2, 2, 2, 2])
+    two = gl.reduce(gl.convert_layout(four, SWAPPED), 2, maximum)
+    value = gl.reduce(gl.convert_layout(two, OF_FOUR), 1, maximum)
+    _add_up(value, doc, count, valid, tile, out_ptr, ND, parts, NQ, block_log2)
+
+
+@gluon.jit
+def _store_winners(
+    best, value, best_low, held, column, valid, doc, first, empty, bases, winners_ptr, maxima_ptr, TD, winner_columns,
+    d_item, MASKED: gl.constexpr,
+):  # fmt: skip
+    slot = doc.to(gl.int64) * winner_columns + column
+    base = first
+    if MASKED:  # the first kept row is not the document's first
+        if bases is None:
+            base = doc * d_item
+        else:
+            base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
+    winner = gl.where(empty, -1, _winner(best, value, best_low, held, first) - base)
+    gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
+    if maxima_ptr is not None:
+        gl.store(maxima_ptr + slot, value, mask=valid)
+
+
+@gluon.jit
+def end_document(
+    best, best_low, held, waiting, last1, last2, last3, column, valid, doc, first, empty, bases, tile, out_ptr,
+    winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Scores of a document that has ended: its maxima wait until there are four documents'. Where asked its winners
+    too, and then nothing waits: the groups that are held need the registers."""
+    if winners_ptr is not None:
+        value = gl.reduce(best, 1, maximum)
+        _store_winners(
+            best, value, best_low, held, column, valid, doc, first, empty, bases, winners_ptr, maxima_ptr, TD,
+            winner_columns, d_item, MASKED,
+        )  # fmt: skip
+        _add_up(gl.reshape(value, [ROWS, 1, 1]), doc, 1, valid, tile, out_ptr, ND, parts, NQ, block_log2)
+        return waiting, last1, last2, last3
+    else:
+        waiting += 1
+        if waiting == 4:
+            add_up_four(best, last1, last2, last3, doc, 4, valid, tile, out_ptr, ND, parts, NQ, block_log2)
+            waiting = 0
+        return waiting, best, last1, last2
