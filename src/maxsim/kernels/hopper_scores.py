@@ -48,6 +48,7 @@ from .hopper_tile import (
     maximum,
     query_rows,
     take,
+    take_apart,
     take_between,
 )
 from .queries import kept_rows, sum_parts
@@ -206,7 +207,17 @@ def _score_partition(
                         if run & (first <= low) & (past > high):
                             best, best_low, held = take(best, best_low, held, group, low, WINNERS)
                         elif run:
-                            best, best_low, held = take_between(best, best_low, held, group, low, first, past, WINNERS)
+                            rest = none
+                            rest_first = first
+                            if WINNERS:
+                                best, best_low, held = take_between(best, best_low, held, group, low, first, past, True)
+                            elif first <= low:
+                                best, rest = take_apart(best, group, low, past)
+                                rest_first = past
+                            else:
+                                best, best_low, held = take_between(
+                                    best, best_low, held, group, low, first, past, False
+                                )
                             while run & (past <= high):
                                 waiting, last1, last2, last3 = end_document(
                                     best, best_low, held, waiting, last1, last2, last3, column, valid, doc, first,
@@ -219,9 +230,17 @@ def _score_partition(
                                     doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
                                 )
                                 run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
-                                best, best_low, held = take_between(
-                                    none, nowhere, held, group, low, first, gl.where(run, past, first), WINNERS
-                                )  # fmt: skip
+                                shown = gl.where(run, past, first)
+                                if WINNERS:
+                                    best, best_low, held = take_between(
+                                        none, nowhere, held, group, low, first, shown, True
+                                    )  # fmt: skip
+                                elif (before == rest_first) & (first == before) & (shown >= high):
+                                    best = rest
+                                else:
+                                    best, best_low, held = take_between(
+                                        none, best_low, held, group, low, first, shown, False
+                                    )
                 row += BLOCK_LD
             if ended:
                 waiting, last1, last2, last3 = end_document(
