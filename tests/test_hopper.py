@@ -153,6 +153,17 @@ def test_views(order):
     assert not torch.isnan(same(tokens(5, 32, 128, seed=4), Views(buffer, starts, sizes))).any()
 
 
+def test_an_empty_document_where_the_next_begins():
+    """After a gap, in the same tile, at every place in a group of columns."""
+    q, buffer = tokens(9, 32, 128), tokens(4000, 128, seed=4)
+    for gap in (0, 1, 8, 31, 32, 33, 40, 64, 70):
+        starts, sizes = [], []
+        for i in range(40):
+            starts += [i * 90, i * 90 + 10 + gap, i * 90 + 10 + gap]
+            sizes += [10, 0, 9]
+        same(q, Views(buffer, torch.tensor(starts), torch.tensor(sizes)))
+
+
 def test_strides():
     whole = tokens(40, 80, 256, seed=5)
     q = tokens(6, 32, 128, seed=6)

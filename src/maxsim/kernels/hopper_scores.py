@@ -208,7 +208,7 @@ def _score_partition(
                             best, best_low, held = take(best, best_low, held, group, low, WINNERS)
                         elif run:
                             rest = none
-                            rest_first = first
+                            rest_first = -1
                             if WINNERS:
                                 best, best_low, held = take_between(best, best_low, held, group, low, first, past, True)
                             elif first <= low:
