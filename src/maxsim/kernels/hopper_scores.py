@@ -48,7 +48,6 @@ from .hopper_tile import (
     maximum,
     query_rows,
     take,
-    take_apart,
     take_between,
 )
 from .queries import kept_rows, sum_parts
@@ -207,17 +206,7 @@ def _score_partition(
                         if run & (first <= low) & (past > high):
                             best, best_low, held = take(best, best_low, held, group, low, WINNERS)
                         elif run:
-                            rest = none
-                            rest_first = -1
-                            if WINNERS:
-                                best, best_low, held = take_between(best, best_low, held, group, low, first, past, True)
-                            elif first <= low:
-                                best, rest = take_apart(best, group, low, past)
-                                rest_first = past
-                            else:
-                                best, best_low, held = take_between(
-                                    best, best_low, held, group, low, first, past, False
-                                )
+                            best, best_low, held = take_between(best, best_low, held, group, low, first, past, WINNERS)
                             while run & (past <= high):
                                 waiting, last1, last2, last3 = end_document(
                                     best, best_low, held, waiting, last1, last2, last3, column, valid, doc, first,
@@ -230,17 +219,9 @@ def _score_partition(
                                     doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
                                 )
                                 run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
-                                shown = gl.where(run, past, first)
-                                if WINNERS:
-                                    best, best_low, held = take_between(
-                                        none, nowhere, held, group, low, first, shown, True
-                                    )  # fmt: skip
-                                elif (before == rest_first) & (first == before) & (shown >= high):
-                                    best = rest
-                                else:
-                                    best, best_low, held = take_between(
-                                        none, best_low, held, group, low, first, shown, False
-                                    )
+                                best, best_low, held = take_between(
+                                    none, nowhere, held, group, low, first, gl.where(run, past, first), WINNERS
+                                )  # fmt: skip
                 row += BLOCK_LD
             if ended:
                 waiting, last1, last2, last3 = end_document(

@@ -150,32 +150,6 @@ def take_between(best, best_low, held, group, low, first, past, WINNERS: gl.cons
 
 
 @gluon.jit
-def take_apart(best, group, low, past):
-    """Of a group of columns from row `low` on: the maximum with those before `past`, and that of the others."""
-    rest = gl.full([ROWS, 4], float("-inf"), gl.float32, LANES)
-    edge = past - low - gl.arange(0, 4, layout=gl.SliceLayout(0, LANES))[None, :] * 2
-    own = _own(group)
-    for k in gl.static_range(4):
-        # as in `take_between`; a predicate takes long to be one, so two at once
-        best, rest = gl.inline_asm_elementwise(
-            "{ .reg .pred p, q; setp.gt.s32 p, $24, 0; setp.gt.s32 q, $24, 1; @!p bra high;"
-            "max.NaN.f32 $0, $0, $16; max.NaN.f32 $1, $1, $17; max.NaN.f32 $2, $2, $18; max.NaN.f32 $3, $3, $19;"
-            "high: @p bra low;"
-            "max.NaN.f32 $4, $4, $16; max.NaN.f32 $5, $5, $17; max.NaN.f32 $6, $6, $18; max.NaN.f32 $7, $7, $19;"
-            "low: @!q bra high1;"
-            "max.NaN.f32 $0, $0, $20; max.NaN.f32 $1, $1, $21; max.NaN.f32 $2, $2, $22; max.NaN.f32 $3, $3, $23;"
-            "high1: @q bra low1;"
-            "max.NaN.f32 $4, $4, $20; max.NaN.f32 $5, $5, $21; max.NaN.f32 $6, $6, $22; max.NaN.f32 $7, $7, $23;"
-            "low1: }",
-            "=r,=r,=r,=r,=r,=r,=r,=r,0,1,2,3,4,5,6,7,r,r,r,r,r,r,r,r,r,r,r,r",
-            [best, rest, gl.convert_layout(own[2 * k], LANES, assert_trivial=True),
-             gl.convert_layout(own[2 * k + 1], LANES, assert_trivial=True), edge - k * 8],
-            dtype=(gl.float32, gl.float32), is_pure=True, pack=4,
-        )  # fmt: skip
-    return best, rest
-
-
-@gluon.jit
 def _by_lane(x):
     by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
     return gl.convert_layout(x, by_lane, assert_trivial=True)[:, :, None, None]
