@@ -15,11 +15,13 @@ NEVER_SPILL = (
 )  # fmt: skip
 HOPPER = (
     "hopper", "hopper-bfloat16-wide", "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
-    "hopper-matches", "hopper-train",
+    "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-rows", "hopper-few-wide",
+    "hopper-few-masked", "hopper-few-matches",
 )  # fmt: skip
-HOPPER_QUICK = ("hopper", "hopper-train")
+HOPPER_QUICK = ("hopper", "hopper-train", "hopper-few-ragged", "hopper-few-matches")
 # Those spill what is read once a program or at a document's end; measured 2026-11-29.
 HOPPER_SPILLS = 1536
+FEW_SPILLS = 64  # compiled, 1x128
 
 
 def cases_for(capability: int) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ def same(*args, winners: bool = True, **options) -> torch.Tensor:
 @pytest.mark.parametrize("D", [8, 48, 64, 72, 128, 136, 256])
 def test_widths(D, dtype):
     same(tokens(3, 50, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
-    same(tokens(1, 30, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
+    for LQ in (10, 30, 60, 100):  # the tiles of few rows, and one of many
+        same(tokens(1, LQ, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
 
 
 @pytest.mark.parametrize("LQ", [1, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 300])
@@ -68,8 +69,10 @@ def test_query_lengths(LQ):
 
 @pytest.mark.parametrize("LD", [1, 2, 31, 32, 33, 127, 128, 129, 300, 1024])
 def test_document_lengths(LD):
-    for ND in (1, 2, 131, 132, 133, 400):
-        same(tokens(5, 32, 128), tokens(ND, LD, 128, seed=1))
+    for ND in (1, 2, 131, 132, 133, 400, 1100):
+        d = tokens(ND, LD, 128, seed=1)
+        same(tokens(5, 32, 128), d)
+        same(tokens(1, 32, 128), d)
 
 
 def test_more_query_tiles_than_programs():
@@ -77,15 +80,16 @@ def test_more_query_tiles_than_programs():
     same(tokens(300, 200, 64), packed(lengths(11, 90), 64))
 
 
+@pytest.mark.parametrize("NQ", [1, 9])
 @pytest.mark.parametrize("most", [3, 20, 130, 700])
-def test_ragged(most):
-    sizes = lengths(500, most, most)
+def test_ragged(most, NQ):
+    sizes = lengths(1500, most, most)
     d = packed(sizes, 128)
-    q = tokens(9, 32, 128, seed=2)
+    q = tokens(NQ, 32, 128, seed=2)
     whole = same(q, d)
     assert torch.equal(torch.isneginf(whole[0]).cpu(), torch.tensor(sizes) == 0)
     offsets = d.offsets.tolist()
-    for i in (0, 17, 250, 499):  # alone as in the batch
+    for i in (0, 17, 250, 1499):  # alone as in the batch
         if sizes[i]:
             alone = maxsim.score(q, d.tokens[offsets[i] : offsets[i + 1]], backend="hopper")
             assert torch.equal(alone[:, 0], whole[:, i])
@@ -93,7 +97,8 @@ def test_ragged(most):
 
 def test_many_empty_documents():
     sizes = [0] * 40 + [5] + [0] * 300 + [200, 0, 0, 3] + [0] * 50
-    same(tokens(9, 32, 128), packed(sizes, 128))
+    for NQ in (1, 9):
+        same(tokens(NQ, 32, 128), packed(sizes, 128))
 
 
 def test_offsets_of_either_width_and_where_they_lie():
@@ -124,7 +129,8 @@ def test_views(order):
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
             kept[start : start + size] = True
         buffer[~kept.cuda()] = NAN
-    assert not torch.isnan(same(tokens(5, 32, 128, seed=4), Views(buffer, starts, sizes))).any()
+    for NQ in (1, 5):
+        assert not torch.isnan(same(tokens(NQ, 32, 128, seed=4), Views(buffer, starts, sizes))).any()
 
 
 def test_strides():
@@ -151,7 +157,8 @@ def test_strides():
 
 @pytest.mark.parametrize("pattern", ["prefix", "left", "holes", "blocks", "none", "all"])
 @pytest.mark.parametrize("form", ["padded", "packed"])
-def test_document_masks(pattern, form):
+@pytest.mark.parametrize("NQ", [1, 2, 5])
+def test_document_masks(pattern, form, NQ):
     ND, LD = 150, 500
     generator = torch.Generator().manual_seed(7)
     position = torch.arange(LD)
@@ -166,7 +173,7 @@ def test_document_masks(pattern, form):
     }[pattern].cuda()
     d = tokens(ND, LD, 128)
     d[~mask] = NAN
-    q = tokens(5, 32, 128, seed=9)
+    q = tokens(NQ, 32, 128, seed=9)
     if form == "padded":
         got = same(q, d, None, mask)
     else:
@@ -181,7 +188,8 @@ def test_short_masked_documents_share_tiles():
     mask = torch.rand(3000, 12, generator=torch.Generator().manual_seed(1)).cuda() < 0.6
     d = tokens(3000, 12, 64)
     d[~mask] = NAN
-    assert not torch.isnan(same(tokens(20, 32, 64), d, None, mask)).any()
+    for NQ in (1, 20):
+        assert not torch.isnan(same(tokens(NQ, 32, 64), d, None, mask)).any()
 
 
 def test_query_masks_and_ragged_queries():
@@ -191,6 +199,9 @@ def test_query_masks_and_ragged_queries():
     same(tokens(30, 70, 128), d, mask)
     sizes = lengths(60, 200, 12)
     queries = packed(sizes, 128, seed=13)
+    same(packed([0, 20, 7], 128), d)
+    same(packed([0, 20, 7], 128), d, torch.rand(27, generator=torch.Generator().manual_seed(3)).cuda() < 0.5)
+    same(tokens(2, 50, 128), d, mask[2:4, :50])
     same(queries, d)
     same(queries, d, torch.rand(sum(sizes), generator=torch.Generator().manual_seed(3)).cuda() < 0.5)
 
@@ -202,7 +213,9 @@ def test_not_finite():
     for row, value in ((offsets[20], NAN), (offsets[60], INF), (offsets[90], -INF)):
         d.tokens[row, 5] = value
     got = same(q, d)
-    same(-torch.ones_like(q), Packed(torch.full_like(d.tokens, INF), d.offsets))  # −inf everywhere
+    same(q[:1], d)
+    for n in (1, 4):
+        same(-torch.ones_like(q[:n]), Packed(torch.full_like(d.tokens, INF), d.offsets))  # −inf everywhere
     found = torch.isnan(got).any(0).nonzero().flatten().tolist()
     document = next(i for i in range(200) if offsets[i] <= offsets[20] < offsets[i + 1])
     assert document in found
@@ -214,10 +227,11 @@ def test_integers_are_exact():
     q, d = integers(1, 7, 40, 96, device="cuda").half(), integers(2, 60, 170, 96, bound=1, device="cuda").half()
     best = torch.einsum("qid,njd->qnij", q.double(), d.double()).max(3)
     first = (torch.einsum("qid,njd->qnij", q.double(), d.double()) == best.values[..., None]).int().argmax(3)
-    assert torch.equal(maxsim.score(q, d, backend="hopper").double(), best.values.sum(2))
-    assert torch.equal(maxsim.matches(q, d, backend="hopper").index, first)
     flat = torch.ones_like(d)
-    assert not maxsim.matches(q, flat, backend="hopper").index.any()
+    for n in (1, 7):
+        assert torch.equal(maxsim.score(q[:n], d, backend="hopper").double(), best.values.sum(2)[:n])
+        assert torch.equal(maxsim.matches(q[:n], d, backend="hopper").index, first[:n])
+        assert not maxsim.matches(q[:n], flat, backend="hopper").index.any()
 
 
 def test_gradients():
@@ -250,7 +264,7 @@ def test_long_queries_in_chunks(monkeypatch):
 @given(st.data())
 def test_random_problems(data):
     D = data.draw(st.sampled_from([64, 128]))
-    NQ, LQ = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 150))
+    NQ, LQ = data.draw(st.integers(1, 2) | st.integers(1, 40)), data.draw(st.integers(1, 150))
     sizes = data.draw(st.lists(st.integers(0, 260), min_size=1, max_size=80))
     if not sum(sizes):
         sizes[0] = 1
@@ -263,8 +277,9 @@ def test_random_problems(data):
     same(q, d, None, mask)
 
 
-def test_repeated_calls_and_graphs():
-    q, d = tokens(9, 32, 128), tokens(400, 200, 128, seed=1)
+@pytest.mark.parametrize("NQ", [1, 9])
+def test_repeated_calls_and_graphs(NQ):
+    q, d = tokens(NQ, 32, 128), tokens(400, 200, 128, seed=1)
     want = maxsim.score(q, d, backend="hopper")
     for _ in range(3):
         assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
@@ -278,8 +293,11 @@ def test_repeated_calls_and_graphs():
 
 
 def test_which_backend():
-    """Many query rows and enough documents, in a form it serves; the bits are the same on either side."""
-    pages = tokens(200, 1024, 128)
+    """Enough documents, in a form it serves; the bits are the same on either side."""
+    pages, texts = tokens(200, 1024, 128), tokens(1000, 300, 128)
+    assert maxsim.backend_for(tokens(1, 32, 128), texts) == "hopper"
+    assert maxsim.backend_for(tokens(2, 32, 128), texts) == "triton"
+    assert maxsim.backend_for(tokens(1, 32, 128), texts[:100]) == "triton"
     assert maxsim.backend_for(tokens(1, 1024, 128), pages) == "hopper"
     assert maxsim.backend_for(tokens(1, 32, 128), pages) == "triton"
     assert maxsim.backend_for(tokens(4, 32, 128), pages[:2]) == "triton"

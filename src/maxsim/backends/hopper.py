@@ -1,4 +1,5 @@
-"""Warp-specialised kernels for Hopper GPUs (sm_90): many query rows, whose products the tensor cores bound."""
+"""Warp-specialised kernels for Hopper GPUs (sm_90): many query rows, whose products the tensor cores bound, and few,
+bound by the documents' bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from functools import cache
 import torch
 
 from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
-from ..kernels.configs import hopper_config
+from ..kernels.configs import few_config, hopper_config, power_of_two
+from ..kernels.hopper_few import hopper_few
 from ..kernels.hopper_scores import hopper_scores
 from ..layout import Problem, Tokens
 from ..result import Scored
@@ -89,7 +91,9 @@ def preferred(problem: Problem) -> bool:
     q, d = problem.queries, problem.documents
     rows = q.count * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
-    return rows > 64 and rows * tokens >= 1 << 24
+    if rows > 64:
+        return rows * tokens >= 1 << 24
+    return rows <= 32 and d.count >= 512 and tokens * d.width >= 1 << 25
 
 
 def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
@@ -97,6 +101,10 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     out = outputs(problem, winners, maxima)
     rows, item = _rows(d)
     _, processors = _card(problem.device)
+    few = few_config(q.width, q.count * max(16, power_of_two(q.max_length)), winners)
     with on_device(problem.device):
-        launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, hopper_config(q.width))
+        if few is not None:
+            launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, few)
+        else:
+            launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, hopper_config(q.width))
     return Scored(*out, again(launch, problem))

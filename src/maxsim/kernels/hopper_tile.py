@@ -107,12 +107,11 @@ def _token(row):
 
 
 @gluon.jit
-def query_rows(
-    row, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
+def query_tokens(
+    token, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
     Q_CONSECUTIVE: gl.constexpr,
 ):  # fmt: skip
-    """Of the query tokens in some rows of the accumulator: offsets, columns in a table of winners, which are there."""
-    token = _token(row)
+    """Of some query tokens of a tile: offsets, columns in a table of winners, which are there."""
     i = (token & ((1 << block_log2) - 1)) + (tile % parts) * ROWS
     n = (((tile // parts) << (7 - block_log2)) + (token >> block_log2)).to(gl.int64)
     real = n < NQ
@@ -135,7 +134,19 @@ def query_rows(
 
 
 @gluon.jit
-def _pair_sums(x):
+def query_rows(
+    row, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
+    Q_CONSECUTIVE: gl.constexpr,
+):  # fmt: skip
+    """`query_tokens` of the tokens in some rows of the accumulator."""
+    return query_tokens(
+        _token(row), tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
+        Q_CONSECUTIVE,
+    )  # fmt: skip
+
+
+@gluon.jit
+def pair_sums(x):
     return gl.sum(gl.reshape(x, [x.shape[0] // 2, 2]), 1)
 
 
@@ -169,16 +180,16 @@ def finish(
             gl.store(maxima_ptr + slot, value, mask=valid)
     value = gl.where(valid, value, 0.0)
     value = gl.reshape(gl.permute(gl.reshape(value, [2, 4, 2, 8]), (1, 3, 0, 2)), [ROWS])  # by tokens
-    of16 = _pair_sums(_pair_sums(_pair_sums(_pair_sums(value))))
+    of16 = pair_sums(pair_sums(pair_sums(pair_sums(value))))
     if block_log2 == 4:
         _store_sums(of16, 4, doc, empty, tile, out_ptr, ND, parts, NQ)
     else:
-        of32 = _pair_sums(of16)
+        of32 = pair_sums(of16)
         if block_log2 == 5:
             _store_sums(of32, 5, doc, empty, tile, out_ptr, ND, parts, NQ)
         else:
-            of64 = _pair_sums(of32)
+            of64 = pair_sums(of32)
             if block_log2 == 6:
                 _store_sums(of64, 6, doc, empty, tile, out_ptr, ND, parts, NQ)
             else:
-                _store_sums(_pair_sums(of64), 7, doc, empty, tile, out_ptr, ND, parts, NQ)
+                _store_sums(pair_sums(of64), 7, doc, empty, tile, out_ptr, ND, parts, NQ)
