@@ -93,7 +93,9 @@ def preferred(problem: Problem) -> bool:
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
     if rows > 64:
         return rows * tokens >= 1 << 24
-    return rows <= 32 and d.count >= 512 and tokens * d.width >= 1 << 25
+    if rows > 32 or d.mask is not None or (d.ragged and not d.consecutive):
+        return False
+    return d.count >= 512 and tokens * d.width >= 1 << 25
 
 
 def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
