@@ -115,8 +115,12 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
     mask = torch.ones(4, 300, dtype=torch.bool)
 
-    def dense(q, d, *masks):
-        return lambda: maxsim.score(q, d, *masks, backend="hopper")
+    def dense(q, d, *masks, precision="highest"):
+        def call():
+            torch.set_float32_matmul_precision(precision)
+            return maxsim.score(q, d, *masks, backend="hopper")
+
+        return call
 
     known = {
         "text": lambda: score(tokens(1, 32, 128), tokens(4, 300, 128)),
@@ -171,6 +175,15 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
                 backend="hopper",
             ),
             "hopper-ragged": dense(packed(half, 9), packed(half), None, torch.ones(240, dtype=torch.bool)),
+            "hopper-float32": dense(tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single)),
+            "hopper-float32-high": dense(
+                tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), precision="high"
+            ),
+            "hopper-float32-ragged": dense(packed(single, 9), packed(single), None, torch.ones(240, dtype=torch.bool)),
+            "hopper-float32-one-tile": dense(tokens(1, 32, 64, dtype=single), tokens(4, 300, 64, dtype=single)),
+            "hopper-float32-matches": lambda: maxsim.matches(
+                tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), backend="hopper"
+            ),
         }
     return known
 

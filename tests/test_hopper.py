@@ -52,9 +52,12 @@ def same(*args, winners: bool = True, **options) -> torch.Tensor:
     return got
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("D", [8, 48, 64, 72, 128, 136, 256])
-def test_widths(D, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "D"),
+    [(dtype, D) for dtype in HALVES for D in (8, 48, 64, 72, 128, 136, 256)]
+    + [(torch.float32, D) for D in (4, 48, 64, 100, 128)],
+)
+def test_widths(dtype, D):
     same(tokens(3, 50, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
     for LQ in (10, 30, 60, 100):  # the tiles of few rows, and one of many
         same(tokens(1, LQ, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
@@ -249,27 +252,94 @@ def test_gradients():
 
 
 def test_long_queries_in_chunks(monkeypatch):
-    from maxsim.kernels import hopper_scores
+    from maxsim.kernels import hopper_launch
 
     padded, ragged = tokens(50, 200, 64, seed=1), packed(lengths(50, 200), 64)
     generator = torch.Generator().manual_seed(5)
     masks = [torch.rand(n, generator=generator).cuda() < 0.5 for n in (50 * 200, len(ragged.tokens))]
     cases = [(padded, None), (padded, masks[0].view(50, 200)), (ragged, None), (ragged, masks[1])]
-    monkeypatch.setattr(hopper_scores, "PARTS_BYTES", 4 * 3 * 3 * 7)  # seven documents at once
+    monkeypatch.setattr(hopper_launch, "PARTS_BYTES", 4 * 3 * 3 * 7)  # seven documents at once
     for d, mask in cases:
         same(tokens(3, 300, 64), d, None, mask)
+
+
+FLOAT32 = pytest.mark.parametrize("precision", ["highest", "high"])
+
+
+@FLOAT32
+@pytest.mark.parametrize("NQ", [1, 9])
+@pytest.mark.parametrize("masked", [False, True])
+def test_float32(precision, NQ, masked):
+    torch.set_float32_matmul_precision(precision)
+    sizes = lengths(300, 300, 3)
+    d = packed(sizes, 128, torch.float32)
+    mask = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(4)).cuda() < 0.5 if masked else None
+    if masked:
+        d.tokens[~mask] = NAN
+    whole = same(tokens(NQ, 40, 128, dtype=torch.float32), d, None, mask)
+    assert not torch.isnan(whole).any()
+    for LD in (1, 64, 129):
+        same(tokens(NQ, 32, 128, dtype=torch.float32), tokens(200, LD, 128, dtype=torch.float32, seed=2))
+
+
+@FLOAT32
+def test_float32_at_any_magnitude(precision):
+    torch.set_float32_matmul_precision(precision)
+    generator = torch.Generator().manual_seed(5)
+    q, d = (tokens(*shape, dtype=torch.float32, seed=i) for i, shape in enumerate(((9, 32, 128), (150, 90, 128))))
+    for x, power in ((q, 40), (d, 60)):
+        x *= torch.exp2(torch.randint(-power, power, (*x.shape[:2], 1), generator=generator).float()).cuda()
+        x *= torch.exp2(torch.randint(-20, 20, x.shape, generator=generator).float()).cuda()
+    d[:, ::7] = 0
+    same(q, d)
+    same(q, -d)
+
+
+@FLOAT32
+@pytest.mark.parametrize(("NQ", "LQ"), [(1, 30), (9, 32), (2, 300)])
+def test_float32_not_finite(precision, NQ, LQ, monkeypatch):
+    """Infinities have no halves, and products may leave float32's range: these are found again, whoever else is
+    empty."""
+    from maxsim.kernels import hopper_launch
+
+    torch.set_float32_matmul_precision(precision)
+    sizes = [0, 0, *lengths(300, 150), 0]
+    d = packed(sizes, 128, torch.float32)
+    offsets = d.offsets.tolist()
+    for row, value in ((offsets[20], NAN), (offsets[60], INF), (offsets[90], -INF), (offsets[200], 3e38)):
+        d.tokens[row, 5] = value
+    q = tokens(NQ, LQ, 128, dtype=torch.float32)
+    for scale in (1.0, 1e25):
+        got = same(q * scale, d)
+        assert torch.isneginf(got[:, torch.tensor(sizes) == 0]).all()
+    assert not torch.isfinite(got[:, torch.tensor(sizes) > 0]).all()
+    same(-torch.ones_like(q), Packed(torch.full_like(d.tokens, INF), d.offsets))  # −inf everywhere
+    monkeypatch.setattr(hopper_launch, "PARTS_BYTES", 4 * NQ * 3 * 70)
+    same(q, d)
+
+
+@FLOAT32
+def test_float32_repeated(precision):
+    """A call like an earlier one finds infinities too."""
+    torch.set_float32_matmul_precision(precision)
+    q, d = tokens(40, 32, 128, dtype=torch.float32), tokens(400, 200, 128, dtype=torch.float32)
+    for value in (0.0, INF, NAN):
+        d[7, 3, 9] = value
+        want = maxsim.score(q, d, backend="triton")
+        torch.testing.assert_close(maxsim.score(q, d, backend="hopper"), want, rtol=0, atol=0, equal_nan=True)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_problems(data):
     D = data.draw(st.sampled_from([64, 128]))
+    dtype = data.draw(st.sampled_from([torch.float16, torch.float32]))
     NQ, LQ = data.draw(st.integers(1, 2) | st.integers(1, 40)), data.draw(st.integers(1, 150))
     sizes = data.draw(st.lists(st.integers(0, 260), min_size=1, max_size=80))
     if not sum(sizes):
         sizes[0] = 1
     seed = data.draw(st.integers(0, 2**20))
-    q, d = tokens(NQ, LQ, D, seed=seed), packed(sizes, D, seed=seed + 1)
+    q, d = tokens(NQ, LQ, D, dtype=dtype, seed=seed), packed(sizes, D, dtype, seed=seed + 1)
     mask = None
     if data.draw(st.booleans()):
         share = data.draw(st.sampled_from([0.02, 0.5, 0.98]))
@@ -302,7 +372,7 @@ def test_which_backend():
     assert maxsim.backend_for(tokens(1, 32, 128), pages) == "triton"
     assert maxsim.backend_for(tokens(4, 32, 128), pages[:2]) == "triton"
     assert maxsim.backend_for(tokens(128, 32, 128), pages.float().half()) == "hopper"
-    assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "triton"
+    assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "hopper"
     leaf = tokens(128, 32, 128).requires_grad_()
     maxsim.score(leaf, pages).sum().backward()
     want = torch.autograd.grad(maxsim.score(leaf, pages, backend="triton").sum(), leaf)[0]
@@ -314,7 +384,7 @@ def test_which_backend():
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("float32", "float16 and bfloat16"),
+        ("wide float32", "128"),
         ("wide", "256"),
         ("normalize", "normalise"),
         ("candidates", "pairs or candidates"),
@@ -333,8 +403,8 @@ def test_which_backend():
 def test_what_it_does_not_serve(what, reason):
     q, d = tokens(4, 32, 64), tokens(5, 20, 64)
     options: dict = {}
-    if what == "float32":
-        q, d = q.float(), d.float()
+    if what == "wide float32":
+        q, d = tokens(4, 32, 136).float(), tokens(5, 20, 136).float()
     elif what == "wide":
         q, d = tokens(4, 32, 264), tokens(5, 20, 264)
     elif what == "normalize":

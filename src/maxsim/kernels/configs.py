@@ -22,12 +22,16 @@ class Config:
 @dataclass(frozen=True)
 class HopperConfig:
     """Tiles of the Hopper forward: document rows and columns of one product; tiles on their way to two warpgroups that
-    share them, and to each of two that do not."""
+    share them, and to each of two that do not (float32: to the only one); of float32 documents the rows that are
+    converted at once, and tiles on their way to that, likewise."""
 
     BLOCK_LD: int
     BLOCK_D: int
     stages: int
     unpaired_stages: int
+    BLOCK_RAW: int = 0
+    raw_stages: int = 0
+    unpaired_raw_stages: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,16 @@ def few_config(D: int, rows: int, winners: bool) -> FewConfig | None:
     if BLOCK_LQ == 64:
         return FewConfig(64, 64, BLOCK_D, 3, 3, 80)
     return FewConfig(BLOCK_LQ, 64, BLOCK_D, 2 if D > 64 else 4, 4, 64)
+
+
+def hopper_float32_config(D: int, precision: str, winners: bool) -> HopperConfig:
+    """The tiles for float32 tokens of width D, at most 128, at a precision of `similarities`."""
+    BLOCK_D = 64 if D <= 64 else 128
+    if precision == "f16x3":
+        return HopperConfig(64, BLOCK_D, 4, 4, 32, 1, 2)
+    if winners:  # those of 128 columns do not fit the registers
+        return HopperConfig(64, BLOCK_D, 4, 4, 64, 2, 2)
+    return HopperConfig(128, BLOCK_D, 3, 2, 64, 1, 2)
 
 
 def _documents(LD: int, programs: int, tokens: int) -> int:

@@ -27,7 +27,8 @@ from .gluon_names import (
     wgmma,
     wgmma_wait,
 )
-from .hopper_scores import GLUON, RUN_TIME, TABLES, HopperLaunch, _load_partition
+from .hopper_launch import GLUON, HopperLaunch
+from .hopper_scores import RUN_TIME, TABLES, _load_partition
 from .hopper_stream import cut, enter, fetch, next_kept, segment
 from .hopper_tile import maximum, pair_sums, query_tokens
 from .queries import kept_rows

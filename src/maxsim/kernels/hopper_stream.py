@@ -108,3 +108,37 @@ def next_kept(bits, row, BLOCK_LD: gl.constexpr):
     while not _any_kept(bits, row, BLOCK_LD):
         row += BLOCK_LD
     return row
+
+
+@gluon.jit
+def each_tile(
+    stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item,
+    BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, WARPS: gl.constexpr, visit: gl.constexpr, rest,
+):  # fmt: skip
+    """Calls visit(step, row, *rest) for the tiles of a stream, in order; returns how many there are."""
+    at = cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS, WARPS)
+    end = cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, WARPS)
+    step = 0
+    while at < end:
+        tile, doc, last = segment(at, end, ND)
+        start, end_row = fetch(doc, last, starts, ends)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+        while doc < last:
+            run = past > first
+            row = first
+            if not run:
+                doc += 1
+                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+            while run:
+                if d_bits is not None:
+                    row = next_kept(d_bits, row, BLOCK_LD)
+                visit(step, row, *rest)
+                step += 1
+                row += BLOCK_LD
+                while run & (past <= row):
+                    before = past
+                    doc += 1
+                    first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+                    run = (doc < last) & (first >= before) & (first < row)
+        at = tile * ND + last
+    return step

@@ -160,12 +160,13 @@ def _store_sums(sums, level: gl.constexpr, doc, empty, tile, out_ptr, ND, parts,
 
 @gluon.jit
 def finish(
-    best, best_low, held, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
+    best, best_low, held, q_scale, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
     ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""
     value = gl.reduce(best, 1, maximum)
+    largest = value if q_scale is None else value * q_scale  # winners are found by the value as multiplied
     if winners_ptr is not None:
         slot = doc.to(gl.int64) * winner_columns + column
         base = first
@@ -177,8 +178,8 @@ def finish(
         winner = gl.where(empty, -1, _winner(value, best_low, held, first) - base)
         gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
         if maxima_ptr is not None:
-            gl.store(maxima_ptr + slot, value, mask=valid)
-    value = gl.where(valid, value, 0.0)
+            gl.store(maxima_ptr + slot, largest, mask=valid)
+    value = gl.where(valid, largest, 0.0)
     value = gl.reshape(gl.permute(gl.reshape(value, [2, 4, 2, 8]), (1, 3, 0, 2)), [ROWS])  # by tokens
     of16 = pair_sums(pair_sums(pair_sums(pair_sums(value))))
     if block_log2 == 4:
