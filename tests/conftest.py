@@ -34,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"
     )
+    # PyTorch 2.11's own, where it imports torch._dynamo
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
     if INTERPRETED:  # the interpreter's own: numpy scalars made of arrays, and what numpy says of IEEE arithmetic
         config.addinivalue_line(
             "filterwarnings", "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import random as python_random
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -153,6 +155,28 @@ def test_captured_in_a_graph(form, training):
     graph.replay()
     wanted = call()
     assert all(torch.equal(x, y) for x, y in zip(captured, wanted, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["packed", "views"])
+def test_ragged_documents_keep_their_plans(form, monkeypatch):
+    """A second call goes straight to its launch, reads what is there by then, and the plan lives as long as they do."""
+    flat = integers(1, 120, 64, device="cuda").half()
+    documents = Packed(flat, range(0, 121, 20)) if form == "packed" else Views(flat, [0, 50, 7], [20, 31, 0])
+    first, second = (integers(n, 3, 8, 64, device="cuda").half() for n in (2, 3))
+    GPU.score(first, documents)
+    flat.copy_(integers(4, 120, 64))
+    with monkeypatch.context() as context:
+        context.setattr(maxsim.ops, "make_problem", None)
+        found = GPU.score(second, documents)
+    assert torch.equal(found, GPU.score(second, documents, document_mask=torch.ones(120, dtype=torch.bool)))
+    documents.starts = documents.starts + 1  # other places: another plan
+    moved = Views(flat, documents.starts, documents.ends - documents.starts)
+    assert torch.equal(GPU.score(second, documents), GPU.score(second, moved))
+    kept = weakref.ref(documents)
+    del documents
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.gpu

@@ -52,11 +52,15 @@ def same(*args, winners: bool = True, **options) -> torch.Tensor:
     return got
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("D", [8, 48, 64, 72, 128, 136, 256])
-def test_widths(D, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "D"),
+    [(dtype, D) for dtype in HALVES for D in (8, 48, 64, 72, 128, 136, 256)]
+    + [(torch.float32, D) for D in (4, 48, 64, 100, 128)],
+)
+def test_widths(dtype, D):
     same(tokens(3, 50, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
-    same(tokens(1, 30, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
+    for LQ in (10, 30, 60, 100):  # the tiles of few rows, and one of many
+        same(tokens(1, LQ, D, dtype=dtype), tokens(37, 140, D, dtype=dtype, seed=1))
 
 
 @pytest.mark.parametrize("LQ", [1, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 300])
@@ -68,8 +72,10 @@ def test_query_lengths(LQ):
 
 @pytest.mark.parametrize("LD", [1, 2, 31, 32, 33, 127, 128, 129, 300, 1024])
 def test_document_lengths(LD):
-    for ND in (1, 2, 131, 132, 133, 400):
-        same(tokens(5, 32, 128), tokens(ND, LD, 128, seed=1))
+    for ND in (1, 2, 131, 132, 133, 400, 1100):
+        d = tokens(ND, LD, 128, seed=1)
+        same(tokens(5, 32, 128), d)
+        same(tokens(1, 32, 128), d)
 
 
 def test_more_query_tiles_than_programs():
@@ -77,15 +83,16 @@ def test_more_query_tiles_than_programs():
     same(tokens(300, 200, 64), packed(lengths(11, 90), 64))
 
 
+@pytest.mark.parametrize("NQ", [1, 9])
 @pytest.mark.parametrize("most", [3, 20, 130, 700])
-def test_ragged(most):
-    sizes = lengths(500, most, most)
+def test_ragged(most, NQ):
+    sizes = lengths(1500, most, most)
     d = packed(sizes, 128)
-    q = tokens(9, 32, 128, seed=2)
+    q = tokens(NQ, 32, 128, seed=2)
     whole = same(q, d)
     assert torch.equal(torch.isneginf(whole[0]).cpu(), torch.tensor(sizes) == 0)
     offsets = d.offsets.tolist()
-    for i in (0, 17, 250, 499):  # alone as in the batch
+    for i in (0, 17, 250, 1499):  # alone as in the batch
         if sizes[i]:
             alone = maxsim.score(q, d.tokens[offsets[i] : offsets[i + 1]], backend="hopper")
             assert torch.equal(alone[:, 0], whole[:, i])
@@ -119,7 +126,8 @@ def test_where_a_winner_lies(column):
 
 def test_many_empty_documents():
     sizes = [0] * 40 + [5] + [0] * 300 + [200, 0, 0, 3] + [0] * 50
-    same(tokens(9, 32, 128), packed(sizes, 128))
+    for NQ in (1, 9):
+        same(tokens(NQ, 32, 128), packed(sizes, 128))
 
 
 def test_offsets_of_either_width_and_where_they_lie():
@@ -150,7 +158,8 @@ def test_views(order):
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
             kept[start : start + size] = True
         buffer[~kept.cuda()] = NAN
-    assert not torch.isnan(same(tokens(5, 32, 128, seed=4), Views(buffer, starts, sizes))).any()
+    for NQ in (1, 5):
+        assert not torch.isnan(same(tokens(NQ, 32, 128, seed=4), Views(buffer, starts, sizes))).any()
 
 
 def test_an_empty_document_where_the_next_begins():
@@ -188,7 +197,8 @@ def test_strides():
 
 @pytest.mark.parametrize("pattern", ["prefix", "left", "holes", "blocks", "none", "all"])
 @pytest.mark.parametrize("form", ["padded", "packed"])
-def test_document_masks(pattern, form):
+@pytest.mark.parametrize("NQ", [1, 2, 5])
+def test_document_masks(pattern, form, NQ):
     ND, LD = 150, 500
     generator = torch.Generator().manual_seed(7)
     position = torch.arange(LD)
@@ -203,7 +213,7 @@ def test_document_masks(pattern, form):
     }[pattern].cuda()
     d = tokens(ND, LD, 128)
     d[~mask] = NAN
-    q = tokens(5, 32, 128, seed=9)
+    q = tokens(NQ, 32, 128, seed=9)
     if form == "padded":
         got = same(q, d, None, mask)
     else:
@@ -218,7 +228,8 @@ def test_short_masked_documents_share_tiles():
     mask = torch.rand(3000, 12, generator=torch.Generator().manual_seed(1)).cuda() < 0.6
     d = tokens(3000, 12, 64)
     d[~mask] = NAN
-    assert not torch.isnan(same(tokens(20, 32, 64), d, None, mask)).any()
+    for NQ in (1, 20):
+        assert not torch.isnan(same(tokens(NQ, 32, 64), d, None, mask)).any()
 
 
 def test_query_masks_and_ragged_queries():
@@ -228,6 +239,9 @@ def test_query_masks_and_ragged_queries():
     same(tokens(30, 70, 128), d, mask)
     sizes = lengths(60, 200, 12)
     queries = packed(sizes, 128, seed=13)
+    same(packed([0, 20, 7], 128), d)
+    same(packed([0, 20, 7], 128), d, torch.rand(27, generator=torch.Generator().manual_seed(3)).cuda() < 0.5)
+    same(tokens(2, 50, 128), d, mask[2:4, :50])
     same(queries, d)
     same(queries, d, torch.rand(sum(sizes), generator=torch.Generator().manual_seed(3)).cuda() < 0.5)
 
@@ -239,7 +253,9 @@ def test_not_finite():
     for row, value in ((offsets[20], NAN), (offsets[60], INF), (offsets[90], -INF)):
         d.tokens[row, 5] = value
     got = same(q, d)
-    same(-torch.ones_like(q), Packed(torch.full_like(d.tokens, INF), d.offsets))  # −inf everywhere
+    same(q[:1], d)
+    for n in (1, 4):
+        same(-torch.ones_like(q[:n]), Packed(torch.full_like(d.tokens, INF), d.offsets))  # −inf everywhere
     found = torch.isnan(got).any(0).nonzero().flatten().tolist()
     document = next(i for i in range(200) if offsets[i] <= offsets[20] < offsets[i + 1])
     assert document in found
@@ -251,10 +267,11 @@ def test_integers_are_exact():
     q, d = integers(1, 7, 40, 96, device="cuda").half(), integers(2, 60, 170, 96, bound=1, device="cuda").half()
     best = torch.einsum("qid,njd->qnij", q.double(), d.double()).max(3)
     first = (torch.einsum("qid,njd->qnij", q.double(), d.double()) == best.values[..., None]).int().argmax(3)
-    assert torch.equal(maxsim.score(q, d, backend="hopper").double(), best.values.sum(2))
-    assert torch.equal(maxsim.matches(q, d, backend="hopper").index, first)
     flat = torch.ones_like(d)
-    assert not maxsim.matches(q, flat, backend="hopper").index.any()
+    for n in (1, 7):
+        assert torch.equal(maxsim.score(q[:n], d, backend="hopper").double(), best.values.sum(2)[:n])
+        assert torch.equal(maxsim.matches(q[:n], d, backend="hopper").index, first[:n])
+        assert not maxsim.matches(q[:n], flat, backend="hopper").index.any()
 
 
 def test_gradients():
@@ -272,27 +289,94 @@ def test_gradients():
 
 
 def test_long_queries_in_chunks(monkeypatch):
-    from maxsim.kernels import hopper_scores
+    from maxsim.kernels import hopper_launch
 
     padded, ragged = tokens(50, 200, 64, seed=1), packed(lengths(50, 200), 64)
     generator = torch.Generator().manual_seed(5)
     masks = [torch.rand(n, generator=generator).cuda() < 0.5 for n in (50 * 200, len(ragged.tokens))]
     cases = [(padded, None), (padded, masks[0].view(50, 200)), (ragged, None), (ragged, masks[1])]
-    monkeypatch.setattr(hopper_scores, "PARTS_BYTES", 4 * 3 * 3 * 7)  # seven documents at once
+    monkeypatch.setattr(hopper_launch, "PARTS_BYTES", 4 * 3 * 3 * 7)  # seven documents at once
     for d, mask in cases:
         same(tokens(3, 300, 64), d, None, mask)
+
+
+FLOAT32 = pytest.mark.parametrize("precision", ["highest", "high"])
+
+
+@FLOAT32
+@pytest.mark.parametrize("NQ", [1, 9])
+@pytest.mark.parametrize("masked", [False, True])
+def test_float32(precision, NQ, masked):
+    torch.set_float32_matmul_precision(precision)
+    sizes = lengths(300, 300, 3)
+    d = packed(sizes, 128, torch.float32)
+    mask = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(4)).cuda() < 0.5 if masked else None
+    if masked:
+        d.tokens[~mask] = NAN
+    whole = same(tokens(NQ, 40, 128, dtype=torch.float32), d, None, mask)
+    assert not torch.isnan(whole).any()
+    for LD in (1, 64, 129):
+        same(tokens(NQ, 32, 128, dtype=torch.float32), tokens(200, LD, 128, dtype=torch.float32, seed=2))
+
+
+@FLOAT32
+def test_float32_at_any_magnitude(precision):
+    torch.set_float32_matmul_precision(precision)
+    generator = torch.Generator().manual_seed(5)
+    q, d = (tokens(*shape, dtype=torch.float32, seed=i) for i, shape in enumerate(((9, 32, 128), (150, 90, 128))))
+    for x, power in ((q, 40), (d, 60)):
+        x *= torch.exp2(torch.randint(-power, power, (*x.shape[:2], 1), generator=generator).float()).cuda()
+        x *= torch.exp2(torch.randint(-20, 20, x.shape, generator=generator).float()).cuda()
+    d[:, ::7] = 0
+    same(q, d)
+    same(q, -d)
+
+
+@FLOAT32
+@pytest.mark.parametrize(("NQ", "LQ"), [(1, 30), (9, 32), (2, 300)])
+def test_float32_not_finite(precision, NQ, LQ, monkeypatch):
+    """Infinities have no halves, and products may leave float32's range: these are found again, whoever else is
+    empty."""
+    from maxsim.kernels import hopper_launch
+
+    torch.set_float32_matmul_precision(precision)
+    sizes = [0, 0, *lengths(300, 150), 0]
+    d = packed(sizes, 128, torch.float32)
+    offsets = d.offsets.tolist()
+    for row, value in ((offsets[20], NAN), (offsets[60], INF), (offsets[90], -INF), (offsets[200], 3e38)):
+        d.tokens[row, 5] = value
+    q = tokens(NQ, LQ, 128, dtype=torch.float32)
+    for scale in (1.0, 1e25):
+        got = same(q * scale, d)
+        assert torch.isneginf(got[:, torch.tensor(sizes) == 0]).all()
+    assert not torch.isfinite(got[:, torch.tensor(sizes) > 0]).all()
+    same(-torch.ones_like(q), Packed(torch.full_like(d.tokens, INF), d.offsets))  # −inf everywhere
+    monkeypatch.setattr(hopper_launch, "PARTS_BYTES", 4 * NQ * 3 * 70)
+    same(q, d)
+
+
+@FLOAT32
+def test_float32_repeated(precision):
+    """A call like an earlier one finds infinities too."""
+    torch.set_float32_matmul_precision(precision)
+    q, d = tokens(40, 32, 128, dtype=torch.float32), tokens(400, 200, 128, dtype=torch.float32)
+    for value in (0.0, INF, NAN):
+        d[7, 3, 9] = value
+        want = maxsim.score(q, d, backend="triton")
+        torch.testing.assert_close(maxsim.score(q, d, backend="hopper"), want, rtol=0, atol=0, equal_nan=True)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_problems(data):
     D = data.draw(st.sampled_from([64, 128]))
-    NQ, LQ = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 150))
+    dtype = data.draw(st.sampled_from([torch.float16, torch.float32]))
+    NQ, LQ = data.draw(st.integers(1, 2) | st.integers(1, 40)), data.draw(st.integers(1, 150))
     sizes = data.draw(st.lists(st.integers(0, 260), min_size=1, max_size=80))
     if not sum(sizes):
         sizes[0] = 1
     seed = data.draw(st.integers(0, 2**20))
-    q, d = tokens(NQ, LQ, D, seed=seed), packed(sizes, D, seed=seed + 1)
+    q, d = tokens(NQ, LQ, D, dtype=dtype, seed=seed), packed(sizes, D, dtype, seed=seed + 1)
     mask = None
     if data.draw(st.booleans()):
         share = data.draw(st.sampled_from([0.02, 0.5, 0.98]))
@@ -300,8 +384,9 @@ def test_random_problems(data):
     same(q, d, None, mask)
 
 
-def test_repeated_calls_and_graphs():
-    q, d = tokens(9, 32, 128), tokens(400, 200, 128, seed=1)
+@pytest.mark.parametrize("NQ", [1, 9])
+def test_repeated_calls_and_graphs(NQ):
+    q, d = tokens(NQ, 32, 128), tokens(400, 200, 128, seed=1)
     want = maxsim.score(q, d, backend="hopper")
     for _ in range(3):
         assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
@@ -315,13 +400,16 @@ def test_repeated_calls_and_graphs():
 
 
 def test_which_backend():
-    """Many query rows and enough documents, in a form it serves; the bits are the same on either side."""
-    pages = tokens(200, 1024, 128)
+    """Enough documents, in a form it serves; the bits are the same on either side."""
+    pages, texts = tokens(200, 1024, 128), tokens(1000, 300, 128)
+    assert maxsim.backend_for(tokens(1, 32, 128), texts) == "hopper"
+    assert maxsim.backend_for(tokens(2, 32, 128), texts) == "triton"
+    assert maxsim.backend_for(tokens(1, 32, 128), texts[:100]) == "triton"
     assert maxsim.backend_for(tokens(1, 1024, 128), pages) == "hopper"
     assert maxsim.backend_for(tokens(1, 32, 128), pages) == "triton"
     assert maxsim.backend_for(tokens(4, 32, 128), pages[:2]) == "triton"
     assert maxsim.backend_for(tokens(128, 32, 128), pages.float().half()) == "hopper"
-    assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "triton"
+    assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "hopper"
     leaf = tokens(128, 32, 128).requires_grad_()
     maxsim.score(leaf, pages).sum().backward()
     want = torch.autograd.grad(maxsim.score(leaf, pages, backend="triton").sum(), leaf)[0]
@@ -333,7 +421,7 @@ def test_which_backend():
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("float32", "float16 and bfloat16"),
+        ("wide float32", "128"),
         ("wide", "256"),
         ("normalize", "normalise"),
         ("candidates", "pairs or candidates"),
@@ -352,8 +440,8 @@ def test_which_backend():
 def test_what_it_does_not_serve(what, reason):
     q, d = tokens(4, 32, 64), tokens(5, 20, 64)
     options: dict = {}
-    if what == "float32":
-        q, d = q.float(), d.float()
+    if what == "wide float32":
+        q, d = tokens(4, 32, 136).float(), tokens(5, 20, 136).float()
     elif what == "wide":
         q, d = tokens(4, 32, 264), tokens(5, 20, 264)
     elif what == "normalize":

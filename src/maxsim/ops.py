@@ -67,14 +67,14 @@ def score(
     plain = query_mask is None and document_mask is None and masked == "exclude"
     if plain and not torch.compiler.is_compiling():
         key = plans.key(queries, documents, normalize, backend)
-        plan = plans.recall(key)
-        if plan is not None:
-            return plan(queries, documents)  # type: ignore[arg-type]  # a key is for tensors
+        found = plans.recall(key, queries, documents)
+        if found is not None:
+            return found
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
     if key is None:
         return _grid(differentiable_scores(problem, backend), problem)
     result = run(problem, backend)
-    plans.remember(key, result.again)
+    plans.remember(key, documents, result.again)
     return _grid(result.scores, problem)
 
 

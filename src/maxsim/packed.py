@@ -66,7 +66,7 @@ class Packed:
         TypeError: offsets that are not int32 or int64.
     """
 
-    __slots__ = ("ends", "max_length", "offsets", "starts", "tokens")
+    __slots__ = ("__weakref__", "ends", "max_length", "offsets", "starts", "tokens")
 
     def __init__(self, tokens: Any, offsets: Any, max_length: int | None = None, *, validate: bool = False):
         self.tokens = _matrix(tokens)
@@ -126,7 +126,7 @@ class Views:
         TypeError: starts or lengths that are not int32 or int64.
     """
 
-    __slots__ = ("ends", "max_length", "starts", "tokens")
+    __slots__ = ("__weakref__", "ends", "max_length", "starts", "tokens")
 
     def __init__(
         self, tokens: Any, starts: Any, lengths: Any, max_length: int | None = None, *, validate: bool = False

@@ -1,60 +1,80 @@
 """A call like an earlier one repeats its launch without the checks: what a plain call does depends on the shapes,
-strides, dtypes and alignment of two tensors, never on their values."""
+strides, dtypes and alignment of two tensors, never on their values; and where documents are ragged on where they lie,
+so those keep plans of their own for as long as they live."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from .packed import Packed, Views
 from .precision import float32_is_exact
 
 Plan: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 MOST = 512  # plans kept; when there are more, all are made anew
 _plans: dict[Hashable, Plan] = {}
+_ragged: WeakKeyDictionary[Packed | Views, dict[Hashable, Plan]] = WeakKeyDictionary()
 
 
 def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> Hashable | None:
-    """What a call depends on; None where it is not plain: two ordinary CUDA tensors without gradients, on the current
-    device."""
-    if type(queries) is not Tensor or type(documents) is not Tensor or not documents.is_cuda:
+    """What a call depends on; None where it is not plain: an ordinary CUDA tensor of queries, one of documents or of
+    their tokens, without gradients, on the current device."""
+    place = None
+    tokens = documents
+    if isinstance(documents, Packed | Views):
+        tokens = documents.tokens
+        place = (id(documents.starts), id(documents.ends), documents.max_length)
+    if type(queries) is not Tensor or type(tokens) is not Tensor or not tokens.is_cuda:
         return None
-    if queries.layout != torch.strided or documents.layout != torch.strided or queries.is_nested or documents.is_nested:
+    if queries.layout != torch.strided or tokens.layout != torch.strided or queries.is_nested or tokens.is_nested:
         return None
-    if torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad):
+    if torch.is_grad_enabled() and (queries.requires_grad or tokens.requires_grad):
         return None
-    device = documents.device
+    device = tokens.device
     if queries.device != device or device.index != torch.cuda.current_device():
         return None
     try:
-        alignment = (queries.data_ptr() % 16, documents.data_ptr() % 16)
+        alignment = (queries.data_ptr() % 16, tokens.data_ptr() % 16)
     except RuntimeError:  # wrapped by a transform of torch.func
         return None
     return (
         queries.shape,
         queries.stride(),
         queries.dtype,
-        documents.shape,
-        documents.stride(),
-        documents.dtype,
+        tokens.shape,
+        tokens.stride(),
+        tokens.dtype,
         alignment,
         device.index,
+        place,
         bool(normalize),
         backend,
-        documents.dtype != torch.float32 or float32_is_exact(),
+        tokens.dtype != torch.float32 or float32_is_exact(),
     )
 
 
-def recall(key: Hashable | None) -> Plan | None:
-    return None if key is None else _plans.get(key)
+def _kept(documents: Any) -> dict[Hashable, Plan]:
+    """The plans that calls with such documents may use."""
+    return _ragged.setdefault(documents, {}) if isinstance(documents, Packed | Views) else _plans
 
 
-def remember(key: Hashable | None, plan: Plan | None) -> None:
+def recall(key: Hashable | None, queries: Any, documents: Any) -> Tensor | None:
+    """The result of a call like an earlier one."""
+    plan = None if key is None else _kept(documents).get(key)
+    if plan is None:
+        return None
+    return plan(queries, documents.tokens if isinstance(documents, Packed | Views) else documents)
+
+
+def remember(key: Hashable | None, documents: Any, plan: Plan | None) -> None:
     if key is None or plan is None:
         return
-    if len(_plans) >= MOST:
-        _plans.clear()
-    _plans[key] = plan
+    plans = _kept(documents)
+    if len(plans) >= MOST:
+        plans.clear()
+    plans[key] = plan

@@ -1,4 +1,5 @@
-"""Warp-specialised kernels for Hopper GPUs (sm_90): many query rows, whose products the tensor cores bound."""
+"""Warp-specialised kernels for Hopper GPUs (sm_90): many query rows, whose products the tensor cores bound, and few,
+bound by the documents' bytes."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from functools import cache
 import torch
 
 from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
-from ..kernels.configs import hopper_config
-from ..kernels.hopper_scores import hopper_scores
+from ..kernels.configs import few_config, hopper_config, hopper_float32_config, power_of_two
+from ..kernels.hopper_few import hopper_few
+from ..kernels.hopper_launch import hopper_scores
 from ..layout import Problem, Tokens
+from ..precision import float32_is_exact
 from ..result import Scored
 
 __all__ = ["NAME", "backward", "forward", "preferred", "unsupported"]
@@ -34,10 +37,11 @@ def unsupported(problem: Problem) -> Sequence[str]:
     why = []
     if capability != (9, 0):
         why.append(f"needs compute capability 9.0, {device} has {'.'.join(map(str, capability))}")
-    if problem.dtype not in (torch.float16, torch.bfloat16):
-        why.append(f"serves float16 and bfloat16, not {problem.dtype}")
-    if d.width > 256:
-        why.append(f"serves tokens of width 1 to 256, not {d.width}")
+    if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
+    most = 128 if problem.dtype == torch.float32 else 256
+    if d.width > most:
+        why.append(f"serves {problem.dtype} tokens of width 1 to {most}, not {d.width}")
     if problem.normalize:
         why.append("does not normalise")
     if not problem.grid:
@@ -57,7 +61,7 @@ def _not_addressable(d: Tokens) -> list[str]:
     why = []
     rows, item = _rows(d)
     row, col = d.data.stride()[-2:]
-    if col != 1 or row % 8 or d.data.data_ptr() % 16:
+    if col != 1 or row * d.data.element_size() % 16 or d.data.data_ptr() % 16:
         why.append("needs documents whose last dimension is contiguous and whose rows begin at multiples of 16 bytes")
     if row < d.width:
         why.append("needs documents whose rows do not overlap")
@@ -89,7 +93,13 @@ def preferred(problem: Problem) -> bool:
     q, d = problem.queries, problem.documents
     rows = q.count * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
-    return rows > 64 and rows * tokens >= 1 << 24
+    if problem.dtype == torch.float32:
+        return (rows > 64 or not float32_is_exact()) and rows * tokens >= 1 << 23
+    if rows > 64:
+        return rows * tokens >= 1 << 24
+    if rows > 32 or d.mask is not None or (d.ragged and not d.consecutive):
+        return False
+    return d.count >= 512 and tokens * d.width >= 1 << 25
 
 
 def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
@@ -97,6 +107,15 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     out = outputs(problem, winners, maxima)
     rows, item = _rows(d)
     _, processors = _card(problem.device)
+    precision, config, few = "native", hopper_config(q.width), None
+    if problem.dtype == torch.float32:
+        precision = "f16x3" if float32_is_exact() else "f16"
+        config = hopper_float32_config(q.width, precision, winners)
+    else:
+        few = few_config(q.width, q.count * max(16, power_of_two(q.max_length)), winners)
     with on_device(problem.device):
-        launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, hopper_config(q.width))
+        if few is not None:
+            launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, few)
+        else:
+            launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, precision, config)
     return Scored(*out, again(launch, problem))

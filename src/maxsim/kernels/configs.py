@@ -22,12 +22,29 @@ class Config:
 @dataclass(frozen=True)
 class HopperConfig:
     """Tiles of the Hopper forward: document rows and columns of one product; tiles on their way to two warpgroups that
-    share them, and to each of two that do not."""
+    share them, and to each of two that do not (float32: to the only one); of float32 documents the rows that are
+    converted at once, and tiles on their way to that, likewise."""
 
     BLOCK_LD: int
     BLOCK_D: int
     stages: int
     unpaired_stages: int
+    BLOCK_RAW: int = 0
+    raw_stages: int = 0
+    unpaired_raw_stages: int = 0
+
+
+@dataclass(frozen=True)
+class FewConfig:
+    """Tiles of the Hopper forward for few query rows: query rows, document rows and columns of one product; tiles on
+    their way to a program; programs that share a multiprocessor, and the registers a thread that let them."""
+
+    BLOCK_LQ: int
+    BLOCK_LD: int
+    BLOCK_D: int
+    stages: int
+    programs: int
+    registers: int
 
 
 def power_of_two(n: int) -> int:
@@ -78,6 +95,34 @@ def hopper_config(D: int) -> HopperConfig:
     if D <= 128:
         return HopperConfig(128, 128, 4, 3)
     return HopperConfig(64, 256, 3, 2)
+
+
+def few_config(D: int, rows: int, winners: bool) -> FewConfig | None:
+    """The tiles for float16 and bfloat16 tokens of width D when all queries have `rows` rows together; None where the
+    tiles of many rows serve better."""
+    if D > 256 or rows > (64 if D > 128 or winners else 128):
+        return None
+    # More programs beat longer rings, 1x32 vs 20000 ragged documents of about 97 tokens: 119 us with 4 programs of 2
+    # tiles, 123 with 3 of 4, 125 with 2 of 6.
+    BLOCK_LQ = max(16, power_of_two(rows))
+    BLOCK_D = max(64, power_of_two(D))
+    if D > 128:
+        return FewConfig(BLOCK_LQ, 64, 256, 2, 2, 128)
+    if winners or BLOCK_LQ == 128:  # registers
+        return FewConfig(BLOCK_LQ, 64, BLOCK_D, 4, 2, 128)
+    if BLOCK_LQ == 64:
+        return FewConfig(64, 64, BLOCK_D, 3, 3, 80)
+    return FewConfig(BLOCK_LQ, 64, BLOCK_D, 2 if D > 64 else 4, 4, 64)
+
+
+def hopper_float32_config(D: int, precision: str, winners: bool) -> HopperConfig:
+    """The tiles for float32 tokens of width D, at most 128, at a precision of `similarities`."""
+    BLOCK_D = 64 if D <= 64 else 128
+    if precision == "f16x3":
+        return HopperConfig(64, BLOCK_D, 4, 4, 32, 1, 2)
+    if winners:  # those of 128 columns do not fit the registers
+        return HopperConfig(64, BLOCK_D, 4, 4, 64, 2, 2)
+    return HopperConfig(128, BLOCK_D, 3, 2, 64, 1, 2)
 
 
 def _documents(LD: int, programs: int, tokens: int) -> int:

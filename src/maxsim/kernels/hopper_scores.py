@@ -17,14 +17,7 @@ another, and each warp 32.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
-
-from .configs import HopperConfig, power_of_two
 from .gluon_names import (
-    TensorDescriptor,
     fence_async_shared,
     gl,
     gluon,
@@ -34,7 +27,8 @@ from .gluon_names import (
     wgmma,
     wgmma_wait,
 )
-from .hopper_stream import cut, enter, fetch, kept_words, next_kept, segment
+from .hopper_halves import keep_halves, of_halves, scaled
+from .hopper_stream import clamped, cut, each_tile, enter, fetch, kept_words, next_kept, segment
 from .hopper_tile import (
     LANES,
     OWN,
@@ -42,18 +36,15 @@ from .hopper_tile import (
     SUB,
     add_up_four,
     columns,
-    end_document,
+    finish,
     kept,
     lane_maximum,
     maximum,
     query_rows,
     take,
     take_between,
+    wait_for_four,
 )
-from .queries import kept_rows, sum_parts
-from .scores import PARTS_BYTES, Outputs
-from .sides import Side
-from .spans import kept_bits, kept_spans
 
 RUN_TIME = (
     "q_tiles", "NQ", "ND", "LQ", "LD", "TQ", "TD", "D", "parts", "block_log2", "q_item", "q_row", "d_item",
@@ -68,60 +59,42 @@ TABLES = (
 
 
 @gluon.jit
+def _bring(step, row, d_desc, d_smem, full, empty, FIRST: gl.constexpr, STAGES: gl.constexpr):
+    stage = FIRST + step % STAGES
+    mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+    mbarrier.expect(full.index(stage), d_desc.block_type.nbytes)
+    tma_load(d_desc, [row, 0], full.index(stage), d_smem.index(stage))
+
+
+@gluon.jit
 def _load_partition(
     stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
     BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr, BLOCK_LD: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One warp: brings the tiles of a stream into its ring. Paired warpgroups have one stream."""
-    FIRST: gl.constexpr = HALF * STAGES
-    CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
     if PAIRED and HALF == 1:
         return
-    at = cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS, 1)
-    end = cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, 1)
-    step = 0
-    while at < end:
-        tile, doc, last = segment(at, end, ND)
-        start, end_row = fetch(doc, starts, ends, TD, CONSECUTIVE)
-        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE)
-        while doc < last:
-            run = past > first
-            row = first
-            if not run:
-                doc += 1
-                first, past, start, end_row = enter(
-                    doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
-                )
-            while run:
-                stage = step % STAGES
-                if d_bits is not None:
-                    row = next_kept(d_bits, row, BLOCK_LD)
-                mbarrier.wait(empty.index(FIRST + stage), ((step // STAGES) & 1) ^ 1)
-                mbarrier.expect(full.index(FIRST + stage), d_desc.block_type.nbytes)
-                tma_load(d_desc, [row, 0], full.index(FIRST + stage), d_smem.index(FIRST + stage))
-                step += 1
-                row += BLOCK_LD
-                while run & (past <= row):
-                    before = past
-                    doc += 1
-                    first, past, start, end_row = enter(
-                        doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
-                    )
-                    run = (doc < last) & (first >= before) & (first < row)
-        at = tile * ND + last
+    each_tile(
+        stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 1,
+        _bring, (d_desc, d_smem, full, empty, HALF * STAGES, STAGES),
+    )  # fmt: skip
 
 
 @gluon.jit
 def _score_partition(
     stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, d_low, d_scale, full, empty,
     NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup: scores a stream's documents against 128 query rows."""
+    """A warpgroup: scores a stream's documents against 128 query rows.
+
+    d_low, d_scale: of float32 tokens the low halves, or None, and the scales of documents; else None.
+    """
+    if d_scale is not None and not PAIRED and HALF == 1:
+        return
     FIRST: gl.constexpr = 0 if PAIRED else HALF * STAGES
-    CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LD, 16]
     )
@@ -133,6 +106,9 @@ def _score_partition(
     none = gl.full([ROWS, 4], float("-inf"), gl.float32, LANES)
     nowhere = gl.full([ROWS, 4], -1, gl.int32, LANES)
     WINNERS: gl.constexpr = winners_ptr is not None
+    # Documents' scores wait for one another where many end and there are registers for it
+    WAIT: gl.constexpr = not WINNERS and d_scale is None and starts is not None
+    CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
     held = none
     if WINNERS:
         held = gl.full([ROWS, 4, 4, 2], 0.0, gl.float32, OWN)
@@ -147,13 +123,20 @@ def _score_partition(
             gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_row)), tile, parts, q_starts, q_ends, q_kept_rows,
             q_kept, NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
         )  # fmt: skip
-        for c in gl.static_range(0, BLOCK_D, 64):
-            d = c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
-            q = gl.load(
-                q_ptr + q_at[:, None] + (d.to(gl.int64) * q_col)[None, :],
-                mask=q_live[:, None] & (d < D)[None, :], other=0.0,
-            )  # fmt: skip
-            q_tile.slice(c, 64, 1).store(q)
+        q_high = None
+        q_scale = None
+        if d_scale is not None:
+            q_high, q_scale = keep_halves(
+                q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, LANES
+            )
+        else:
+            for c in gl.static_range(0, BLOCK_D, 64):
+                d = c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
+                q = gl.load(
+                    q_ptr + q_at[:, None] + (d.to(gl.int64) * q_col)[None, :],
+                    mask=q_live[:, None] & (d < D)[None, :], other=0.0,
+                )  # fmt: skip
+                q_tile.slice(c, 64, 1).store(q)
         fence_async_shared()
         thread_barrier()
         _, column, valid = query_rows(
@@ -161,29 +144,36 @@ def _score_partition(
             NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
         )  # fmt: skip
 
-        start, end_row = fetch(doc, starts, ends, TD, CONSECUTIVE)
+        start, end_row = fetch(doc, last, starts, ends)
+        if CONSECUTIVE:
+            start = clamped(start, TD)
         first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE)
-        waiting = 0
+        best = none
+        best_low = nowhere
         last1 = none
         last2 = none
         last3 = none
-        best = none
-        best_low = nowhere
+        waiting = 0
         while doc < last:
-            row = first
             run = past > first
             ended = past <= first
+            row = first
             while run:
                 stage = step % STAGES
                 if d_bits is not None:
                     row = next_kept(d_bits, row, BLOCK_LD)
                     bits = kept_words(d_bits, row, BLOCK_LD // SUB)
                 mbarrier.wait(full.index(FIRST + stage), (step // STAGES) & 1)
-                sim = wgmma(
-                    q_tile, d_smem.index(FIRST + stage).permute((1, 0)),
-                    gl.zeros([ROWS, BLOCK_LD], gl.float32, layout), use_acc=False, is_async=True,
-                )  # fmt: skip
+                if d_low is not None:
+                    sim = of_halves(q_high, q_tile, d_smem.index(stage), d_low.index(stage), layout)
+                else:
+                    sim = wgmma(
+                        q_tile, d_smem.index(FIRST + stage).permute((1, 0)),
+                        gl.zeros([ROWS, BLOCK_LD], gl.float32, layout), use_acc=False, is_async=True,
+                    )  # fmt: skip
                 sim = wgmma_wait(0, deps=[sim])
+                if d_scale is not None:
+                    sim = scaled(sim, d_scale.index(stage))
                 mbarrier.arrive(empty.index(FIRST + stage), count=1)
                 step += 1
                 if (first <= row) & (past >= row + BLOCK_LD) and d_bits is None:
@@ -205,37 +195,63 @@ def _score_partition(
                             group = kept(group, bits[g])
                         if run & (first <= low) & (past > high):
                             best, best_low, held = take(best, best_low, held, group, low, WINNERS)
-                        elif run:
-                            best, best_low, held = take_between(best, best_low, held, group, low, first, past, WINNERS)
-                            while run & (past <= high):
-                                waiting, last1, last2, last3 = end_document(
-                                    best, best_low, held, waiting, last1, last2, last3, column, valid, doc, first,
-                                    past <= first, bases, tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ,
-                                    block_log2, winner_columns, d_item, d_bits is not None,
-                                )  # fmt: skip
-                                before = past
-                                doc += 1
-                                first, past, start, end_row = enter(
-                                    doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
-                                )
-                                run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
-                                best, best_low, held = take_between(
-                                    none, nowhere, held, group, low, first, gl.where(run, past, first), WINNERS
-                                )  # fmt: skip
+                        elif WAIT:
+                            if run:
+                                best = take_between(best, group, low, first, past)
+                                while run & (past <= high):
+                                    waiting, last1, last2, last3 = wait_for_four(
+                                        best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ,
+                                        block_log2,
+                                    )  # fmt: skip
+                                    before = past
+                                    doc += 1
+                                    first, past, start, end_row = enter(
+                                        doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                                    )
+                                    run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
+                                    best = take_between(none, group, low, first, gl.where(run, past, first))
+                        else:
+                            token = low + gl.arange(0, SUB, layout=gl.SliceLayout(0, group.type.layout))
+                            inside = run
+                            while inside:
+                                inner = (token >= first) & (token < past)
+                                own = gl.where(inner[None, :], group, float("-inf"))
+                                best, best_low, held = take(best, best_low, held, own, low, WINNERS)
+                                inside = past <= high
+                                if inside:
+                                    finish(
+                                        best, best_low, held, q_scale, column, valid, doc, first, past <= first, bases,
+                                        tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2,
+                                        winner_columns, d_item, d_bits is not None,
+                                    )  # fmt: skip
+                                    best = none
+                                    best_low = nowhere
+                                    before = past
+                                    doc += 1
+                                    first, past, start, end_row = enter(
+                                        doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                                    )
+                                    run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
+                                    inside = run
                 row += BLOCK_LD
             if ended:
-                waiting, last1, last2, last3 = end_document(
-                    best, best_low, held, waiting, last1, last2, last3, column, valid, doc, first, past <= first, bases,
-                    tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item,
-                    d_bits is not None,
-                )  # fmt: skip
+                if WAIT:
+                    waiting, last1, last2, last3 = wait_for_four(
+                        best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ, block_log2
+                    )  # fmt: skip
+                else:
+                    finish(
+                        best, best_low, held, q_scale, column, valid, doc, first, past <= first, bases, tile, out_ptr,
+                        winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item,
+                        d_bits is not None,
+                    )  # fmt: skip
                 best = none
                 best_low = nowhere
                 doc += 1
                 first, past, start, end_row = enter(
                     doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
                 )
-        if not WINNERS:
+        if WAIT:
             if waiting > 0:
                 add_up_four(
                     last1, last2, last3, last3, doc - 1, waiting, valid, tile, out_ptr, ND, parts, NQ, block_log2
@@ -266,13 +282,13 @@ def _hopper_scores_kernel(
     gl.warp_specialize([
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, None, None,
+            full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES)),
         (_score_partition, (
             other, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, None, None,
+            full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
@@ -281,81 +297,3 @@ def _hopper_scores_kernel(
             other, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
             BY_TOKENS, PAIRED, 1, BLOCK_LD, STAGES)),
     ], [4, 1, 1], [232, 40, 40])  # fmt: skip
-
-
-GLUON = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-
-
-class HopperLaunch(NamedTuple):
-    """One launch, compiled: `repeat` it for tensors like those it was made for."""
-
-    kernel: Any  # triton's CompiledKernel
-    programs: tuple[int, int, int]
-    describe: tuple[Any, ...]  # shape, strides, block and layout of the documents' descriptor
-    arguments: tuple[Any, ...]
-
-    def repeat(self, queries: Tensor, documents: Tensor, scores: Tensor) -> None:
-        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), queries, scores, *self.arguments)
-
-
-def hopper_scores(
-    q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, config: HopperConfig
-) -> HopperLaunch | None:
-    """Writes `out` for every query and document.
-
-    Documents are rows of a `[d_rows, D]` matrix whose row stride is `d.row`; padded ones begin every `d_item` rows; a
-    mask has an entry a row. Returns the launch where it was the only one, to be repeated on other tensors of the same
-    shapes, strides and alignment.
-    """
-    D = q.data.shape[-1]
-    q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
-    block = min(128, max(16, power_of_two(q.length)))
-    parts = max(1, -(-q.length // 128))
-    tiles = parts * q.count if parts > 1 else -(-q.count * block // 128)
-    paired = tiles > 1
-    step = d.count
-    if parts > 1:
-        step = max(1, min(step, PARTS_BYTES // (4 * q.count * parts)))
-    sums = out.scores
-    if parts > 1:
-        sums = torch.empty(q.count * step * parts, dtype=torch.float32, device=d.data.device)
-    layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
-    programs = (processors, 1, 1)
-    for first in range(0, d.count, step):
-        part = _documents(d, first, min(step, d.count - first))
-        starts, ends, bits = part.starts, part.ends, None
-        if part.mask is not None:
-            starts, ends = kept_spans(part, d_item)
-            bits = kept_bits(part.mask)
-        count = d_rows - first * d_item
-        describe = ([count, D], [d.row, 1], [config.BLOCK_LD, config.BLOCK_D], layout)
-        arguments = (
-            _from(out.winners, first), _from(out.maxima, first),
-            q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits,
-            -(-tiles // 2) if paired else tiles, q.count, part.count, q.length,
-            min(d.length, d_rows),  # 32 bits
-            q.rows, count, D, parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
-            0 if out.winners is None else out.winners.shape[1],
-            q.consecutive, d.consecutive and step == d.count, paired,
-            config.BLOCK_LD, config.BLOCK_D, config.stages if paired else config.unpaired_stages,
-        )  # fmt: skip
-        kernel = _hopper_scores_kernel[programs](
-            TensorDescriptor(part.data, *describe), q.data, sums, *arguments, num_warps=4
-        )
-        if parts > 1:
-            sum_parts(sums, out.scores, first, part.count, d.count, q.count * part.count, parts)
-    plain = parts == 1 and q.mask is None and d.mask is None and out.winners is None
-    return HopperLaunch(kernel, programs, describe, arguments) if plain else None
-
-
-def _documents(d: Side, first: int, count: int) -> Side:
-    """Some of the documents, padded ones with rows and mask counted from the first of them."""
-    if d.starts is not None and d.ends is not None:
-        return d._replace(count=count, starts=d.starts[first : first + count], ends=d.ends[first : first + count])
-    mask = None if d.mask is None else d.mask[first : first + count]
-    return d._replace(count=count, data=d.data[first : first + count], mask=mask)
-
-
-def _from(table: Tensor | None, first: int) -> Tensor | None:
-    """The rows of a table from one on."""
-    return None if table is None else table[first:]

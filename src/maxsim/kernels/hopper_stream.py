@@ -11,40 +11,33 @@ from .gluon_names import gl, gluon
 
 
 @gluon.jit
-def _clamped(row, TD):
-    return min(max(row, 0), TD).to(gl.int32)
-
-
-@gluon.jit
-def fetch(doc, starts, ends, TD, CONSECUTIVE: gl.constexpr):
-    """Where a document begins and ends, as memory has it: nothing waits for it until `enter` does. Consecutive
-    documents' beginnings are read of the first alone."""
+def fetch(doc, last, starts, ends):
+    """What memory says of a document's place, as it stands there: nothing waits for it until `enter` does."""
     if starts is None:
         return 0, 0
-    elif CONSECUTIVE:
-        return _clamped(gl.load(starts + doc), TD), gl.load(ends + doc)
     else:
+        doc = min(doc, last - 1)
         return gl.load(starts + doc), gl.load(ends + doc)
 
 
 @gluon.jit
-def enter(doc, last, start, end, starts, ends, LD, d_item, TD, CONSECUTIVE: gl.constexpr):
+def clamped(row, TD):
+    return min(max(row, 0), TD).to(gl.int32)
+
+
+@gluon.jit
+def enter(doc, last, start, end, starts, ends, LD, d_item, TD, CONSECUTIVE: gl.constexpr = False):
     """Row of a document's first token, and one past the last, from what was fetched of it; and what is fetched of the
-    next one."""
+    next one. CONSECUTIVE: a document begins where the one before it ends; start comes and goes `clamped`."""
     if starts is None:
         first = doc * d_item
-        return first, first + LD, start, end
+        past = first + LD
     else:
-        edge = _clamped(end, TD)
-        if CONSECUTIVE:
-            first = start
-        else:
-            first = _clamped(start, TD)
+        edge = clamped(end, TD)
+        first = start if CONSECUTIVE else clamped(start, TD)
         past = first + min(max(edge - first, 0), LD)
-        after = min(doc + 1, last - 1)
-        if not CONSECUTIVE:
-            edge = gl.load(starts + after)
-        return first, past, edge, gl.load(ends + after)
+    next_start, next_end = fetch(doc + 1, last, starts, ends)
+    return first, past, edge if CONSECUTIVE else next_start, next_end
 
 
 @gluon.jit
@@ -114,3 +107,37 @@ def next_kept(bits, row, BLOCK_LD: gl.constexpr):
     while not _any_kept(bits, row, BLOCK_LD):
         row += BLOCK_LD
     return row
+
+
+@gluon.jit
+def each_tile(
+    stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item,
+    BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, WARPS: gl.constexpr, visit: gl.constexpr, rest,
+):  # fmt: skip
+    """Calls visit(step, row, *rest) for the tiles of a stream, in order; returns how many there are."""
+    at = cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS, WARPS)
+    end = cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, WARPS)
+    step = 0
+    while at < end:
+        tile, doc, last = segment(at, end, ND)
+        start, end_row = fetch(doc, last, starts, ends)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+        while doc < last:
+            run = past > first
+            row = first
+            if not run:
+                doc += 1
+                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+            while run:
+                if d_bits is not None:
+                    row = next_kept(d_bits, row, BLOCK_LD)
+                visit(step, row, *rest)
+                step += 1
+                row += BLOCK_LD
+                while run & (past <= row):
+                    before = past
+                    doc += 1
+                    first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+                    run = (doc < last) & (first >= before) & (first < row)
+        at = tile * ND + last
+    return step

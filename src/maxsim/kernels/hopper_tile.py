@@ -89,23 +89,15 @@ def kept(group, word):
 
 
 @gluon.jit
-def _own(group):
-    """[128, SUB] → a thread's eight columns, lowest first: a tuple of [128, 4]."""
-    x = gl.permute(gl.reshape(group, [ROWS, 2, 2, 4, 2]), (0, 3, 4, 2, 1))  # lane, pair, eight
-    low, high = gl.split(x)
-    a, b = gl.split(low)
-    c, d = gl.split(high)
-    x0, x1 = gl.split(a)
-    x2, x3 = gl.split(b)
-    x4, x5 = gl.split(c)
-    x6, x7 = gl.split(d)
-    return x0, x1, x2, x3, x4, x5, x6, x7
+def _by_lane(x):
+    by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
+    return gl.convert_layout(x, by_lane, assert_trivial=True)[:, :, None, None]
 
 
 @gluon.jit
 def take(best, best_low, held, group, low, WINNERS: gl.constexpr):
-    """The maximum with a group of columns from row `low` on. With WINNERS the first group that has it too, and that
-    group's columns, of which the document's end asks which it was."""
+    """The maximum with a group of columns from row `low` on. With WINNERS the first group that has it too,
+    and that group's columns, of which the document's end asks which it was."""
     new = maximum(best, lane_maximum(group))
     if not WINNERS:
         return new, best_low, held
@@ -113,7 +105,7 @@ def take(best, best_low, held, group, low, WINNERS: gl.constexpr):
         # bits, not values: NaN, once in, stays the same NaN and keeps its place
         more = new.to(gl.int32, bitcast=True) != best.to(gl.int32, bitcast=True)
         own = gl.permute(gl.reshape(group, [ROWS, 4, 4, 2]), (0, 2, 1, 3))
-        # a branch, which turns into moves under a predicate: half of what selections cost
+        # a branch, of which the assembler makes moves under a predicate: they are cheaper than selections
         held = gl.inline_asm_elementwise(
             "{ .reg .pred p; setp.eq.b32 p, $24, $32; @p bra out;"
             "mov.b32 $0, $16; mov.b32 $1, $17; mov.b32 $2, $18; mov.b32 $3, $19;"
@@ -126,33 +118,37 @@ def take(best, best_low, held, group, low, WINNERS: gl.constexpr):
 
 
 @gluon.jit
-def take_between(best, best_low, held, group, low, first, past, WINNERS: gl.constexpr):
-    """`take` of the columns that are rows from `first` on and before `past`."""
-    if WINNERS:
-        row = low + gl.arange(0, SUB, layout=gl.SliceLayout(0, group.type.layout))
-        group = gl.where(((row >= first) & (row < past))[None, :], group, float("-inf"))
-        return take(best, best_low, held, group, low, True)
-    else:
-        lane = low + gl.arange(0, 4, layout=gl.SliceLayout(0, LANES))[None, :] * 2
-        own = _own(group)
-        for k in gl.static_range(8):
-            # a branch, which turns into maxima under a predicate; with a selection they would be two instructions
-            best = gl.inline_asm_elementwise(
-                "{ .reg .pred p; setp.le.s32 p, $12, $20; setp.gt.and.s32 p, $16, $20, p; @!p bra out;"
-                "max.NaN.f32 $0, $0, $8; max.NaN.f32 $1, $1, $9; max.NaN.f32 $2, $2, $10; max.NaN.f32 $3, $3, $11;"
-                "out: }",
-                "=r,=r,=r,=r,0,1,2,3,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-                [best, gl.convert_layout(own[k], LANES, assert_trivial=True), first - lane, past - lane,
-                 gl.full([ROWS, 4], k // 2 * 8 + k % 2, gl.int32, LANES)],
-                dtype=gl.float32, is_pure=True, pack=4,
-            )  # fmt: skip
-        return best, best_low, held
+def _own(group):
+    """[128, SUB] → a thread's eight columns, lowest first: a tuple of [128, 4]."""
+    x = gl.permute(gl.reshape(group, [ROWS, 2, 2, 4, 2]), (0, 3, 4, 2, 1))  # row, lane, pair, eight
+    low, high = gl.split(x)
+    a, b = gl.split(low)
+    c, d = gl.split(high)
+    return gl.split(a) + gl.split(b) + gl.split(c) + gl.split(d)
 
 
 @gluon.jit
-def _by_lane(x):
-    by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
-    return gl.convert_layout(x, by_lane, assert_trivial=True)[:, :, None, None]
+def take_between(best, group, low, first, past):
+    """The maximum with the columns of a group from row `low` on that are rows from `first` on and before `past`."""
+    lane = low + gl.arange(0, 4, layout=gl.SliceLayout(0, LANES))[None, :] * 2
+    own = _own(group)
+    for k in gl.static_range(8):
+        # a branch, of which the assembler makes maxima under a predicate: with selections they would be twice as many
+        best = gl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.le.s32 p, $12, $20; setp.gt.and.s32 p, $16, $20, p; @!p bra out;"
+            "max.NaN.f32 $0, $0, $8; max.NaN.f32 $1, $1, $9; max.NaN.f32 $2, $2, $10; max.NaN.f32 $3, $3, $11;"
+            "out: }",
+            "=r,=r,=r,=r,0,1,2,3,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+            [best, gl.convert_layout(own[k], LANES, assert_trivial=True), first - lane, past - lane,
+             gl.full([ROWS, 4], k // 2 * 8 + k % 2, gl.int32, LANES)],
+            dtype=gl.float32, is_pure=True, pack=4,
+        )  # fmt: skip
+    return best
+
+
+@gluon.jit
+def _least(a, b):
+    return gl.minimum(a, b)
 
 
 @gluon.jit
@@ -162,18 +158,13 @@ def _winner(best, value, best_low, held, first):
     eight = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, OWN))))[None, None, :, None]
     pair = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, OWN))))[None, None, None, :]
     # plus zero: the bits of values that are equal, NaN too, are then equal
-    same = (held + 0.0).to(gl.int32, bitcast=True) == _by_lane((best + 0.0).to(gl.int32, bitcast=True))
-    at = gl.where(same, eight * 8 + lane * 2 + pair, 64)
-    at = gl.reduce(gl.reduce(at, 3, _least), 2, _least)
-    at = gl.convert_layout(at, LANES, assert_trivial=True) + best_low
-    won = (best + 0.0).to(gl.int32, bitcast=True) == (value + 0.0).to(gl.int32, bitcast=True)[:, None]
-    row = gl.reduce(gl.where(won & (best_low >= 0), at, 2147483647), 1, _least)
+    best = (best + 0.0).to(gl.int32, bitcast=True)
+    found = (held + 0.0).to(gl.int32, bitcast=True) == _by_lane(best)
+    at = gl.where(found, eight * 8 + lane * 2 + pair, 64)
+    at = gl.convert_layout(gl.reduce(gl.reduce(at, 3, _least), 2, _least), LANES, assert_trivial=True)
+    won = (best == (value + 0.0).to(gl.int32, bitcast=True)[:, None]) & (best_low >= 0)
+    row = gl.reduce(gl.where(won, best_low + at, 2147483647), 1, _least)
     return gl.where(row == 2147483647, first, row)  # −inf everywhere: the first
-
-
-@gluon.jit
-def _least(a, b):
-    return gl.minimum(a, b)
 
 
 @gluon.jit
@@ -183,12 +174,11 @@ def _token(row):
 
 
 @gluon.jit
-def query_rows(
-    row, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
+def query_tokens(
+    token, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
     Q_CONSECUTIVE: gl.constexpr,
 ):  # fmt: skip
-    """Of the query tokens in some rows of the accumulator: offsets, columns in a table of winners, which are there."""
-    token = _token(row)
+    """Of some query tokens of a tile: offsets, columns in a table of winners, which are there."""
     i = (token & ((1 << block_log2) - 1)) + (tile % parts) * ROWS
     n = (((tile // parts) << (7 - block_log2)) + (token >> block_log2)).to(gl.int64)
     real = n < NQ
@@ -211,8 +201,20 @@ def query_rows(
 
 
 @gluon.jit
-def _pair_sums(x):
-    return gl.sum(gl.reshape(x, [x.shape[0] // 2, 2, x.shape[1], x.shape[2]]), 1)
+def query_rows(
+    row, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
+    Q_CONSECUTIVE: gl.constexpr,
+):  # fmt: skip
+    """`query_tokens` of the tokens in some rows of the accumulator."""
+    return query_tokens(
+        _token(row), tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
+        Q_CONSECUTIVE,
+    )  # fmt: skip
+
+
+@gluon.jit
+def pair_sums(x):
+    return gl.sum(gl.reshape(x, [x.shape[0] // 2, 2] + x.shape[1:]), 1)
 
 
 @gluon.jit
@@ -228,28 +230,31 @@ def _store_sums(sums, level: gl.constexpr, doc, count, tile, out_ptr, ND, parts,
 
 
 @gluon.jit
-def _add_up(value, doc, count, valid, tile, out_ptr, ND, parts, NQ, block_log2):
+def _add_up(value, doc, count, valid, q_scale, tile, out_ptr, ND, parts, NQ, block_log2):
     """Adds up the maxima of documents, where one sum is one query, and stores their scores: value [ROWS, A, B]."""
-    valid = gl.convert_layout(valid, gl.SliceLayout(1, gl.SliceLayout(2, value.type.layout)), assert_trivial=True)
+    by_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, value.type.layout))
     # rows without a token are zero: their maximum is −inf where there is no document token, and so then is the score
-    value = gl.where(valid[:, None, None] | (value == float("-inf")), value, 0.0)
+    valid = gl.convert_layout(valid, by_row, assert_trivial=True)[:, None, None] | (value == float("-inf"))
+    if q_scale is not None:
+        value *= gl.convert_layout(q_scale, by_row, assert_trivial=True)[:, None, None]
+    value = gl.where(valid, value, 0.0)
     A: gl.constexpr = value.shape[1]
     B: gl.constexpr = value.shape[2]
     value = gl.permute(gl.reshape(value, [2, 4, 2, 8, A, B]), (1, 3, 0, 2, 4, 5))
     value = gl.reshape(value, [ROWS, A, B])  # by tokens
-    of16 = _pair_sums(_pair_sums(_pair_sums(_pair_sums(value))))
+    of16 = pair_sums(pair_sums(pair_sums(pair_sums(value))))
     if block_log2 == 4:
         _store_sums(of16, 4, doc, count, tile, out_ptr, ND, parts, NQ)
     else:
-        of32 = _pair_sums(of16)
+        of32 = pair_sums(of16)
         if block_log2 == 5:
             _store_sums(of32, 5, doc, count, tile, out_ptr, ND, parts, NQ)
         else:
-            of64 = _pair_sums(of32)
+            of64 = pair_sums(of32)
             if block_log2 == 6:
                 _store_sums(of64, 6, doc, count, tile, out_ptr, ND, parts, NQ)
             else:
-                _store_sums(_pair_sums(of64), 7, doc, count, tile, out_ptr, ND, parts, NQ)
+                _store_sums(pair_sums(of64), 7, doc, count, tile, out_ptr, ND, parts, NQ)
 
 
 @gluon.jit
@@ -259,45 +264,40 @@ def add_up_four(best0, best1, best2, best3, doc, count, valid, tile, out_ptr, ND
     four = gl.reshape(gl.join(gl.join(best0, best1), gl.join(best2, best3)), [ROWS, 2, 2, 2, 2])
     two = gl.reduce(gl.convert_layout(four, SWAPPED), 2, maximum)
     value = gl.reduce(gl.convert_layout(two, OF_FOUR), 1, maximum)
-    _add_up(value, doc, count, valid, tile, out_ptr, ND, parts, NQ, block_log2)
+    _add_up(value, doc, count, valid, None, tile, out_ptr, ND, parts, NQ, block_log2)
 
 
 @gluon.jit
-def _store_winners(
-    best, value, best_low, held, column, valid, doc, first, empty, bases, winners_ptr, maxima_ptr, TD, winner_columns,
-    d_item, MASKED: gl.constexpr,
+def wait_for_four(
+    best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ, block_log2
 ):  # fmt: skip
-    slot = doc.to(gl.int64) * winner_columns + column
-    base = first
-    if MASKED:  # the first kept row is not the document's first
-        if bases is None:
-            base = doc * d_item
-        else:
-            base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
-    winner = gl.where(empty, -1, _winner(best, value, best_low, held, first) - base)
-    gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
-    if maxima_ptr is not None:
-        gl.store(maxima_ptr + slot, value, mask=valid)
+    """The maxima of a document that has ended wait until there are four documents'."""
+    waiting += 1
+    if waiting == 4:
+        add_up_four(best, last1, last2, last3, doc, 4, valid, tile, out_ptr, ND, parts, NQ, block_log2)
+        waiting = 0
+    return waiting, best, last1, last2
 
 
 @gluon.jit
-def end_document(
-    best, best_low, held, waiting, last1, last2, last3, column, valid, doc, first, empty, bases, tile, out_ptr,
-    winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
+def finish(
+    best, best_low, held, q_scale, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
+    ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a document that has ended: its maxima wait until there are four documents'. Where asked its winners
-    too, and then nothing waits: the groups that are held need the registers."""
+    """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
+    the maxima and the tokens that have them too."""
+    value = gl.reduce(best, 1, maximum)
     if winners_ptr is not None:
-        value = gl.reduce(best, 1, maximum)
-        _store_winners(
-            best, value, best_low, held, column, valid, doc, first, empty, bases, winners_ptr, maxima_ptr, TD,
-            winner_columns, d_item, MASKED,
-        )  # fmt: skip
-        _add_up(gl.reshape(value, [ROWS, 1, 1]), doc, 1, valid, tile, out_ptr, ND, parts, NQ, block_log2)
-        return waiting, last1, last2, last3
-    else:
-        waiting += 1
-        if waiting == 4:
-            add_up_four(best, last1, last2, last3, doc, 4, valid, tile, out_ptr, ND, parts, NQ, block_log2)
-            waiting = 0
-        return waiting, best, last1, last2
+        slot = doc.to(gl.int64) * winner_columns + column
+        base = first
+        if MASKED:  # the first kept row is not the document's first
+            if bases is None:
+                base = doc * d_item
+            else:
+                base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
+        winner = gl.where(empty, -1, _winner(best, value, best_low, held, first) - base)
+        gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
+        if maxima_ptr is not None:
+            largest = value if q_scale is None else value * q_scale  # winners are found by the value as multiplied
+            gl.store(maxima_ptr + slot, largest, mask=valid)
+    _add_up(gl.reshape(value, [ROWS, 1, 1]), doc, 1, valid, q_scale, tile, out_ptr, ND, parts, NQ, block_log2)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from .arithmetic import column_maximum, halves, maximum, ordered, similarities, unordered
 from .configs import Config, power_of_two
+from .lost import any_lost
 from .queries import kept_rows, sum_parts
 from .sides import Side, base, span
 from .spans import kept_span
@@ -202,12 +203,18 @@ def _scores_kernel(
     Q_CONSECUTIVE: tl.constexpr, GRID: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
-    MANY: tl.constexpr,
+    MANY: tl.constexpr, LOST: tl.constexpr,
 ):  # fmt: skip
+    """LOST: scores again what is not finite in `out_ptr`, of so many documents a program."""
     pid = tl.program_id(0)
     tile = pid % tiles
     begin = first + (pid // tiles).to(tl.int64) * docs
     end = tl.minimum(begin + docs, first + items)
+
+    if LOST > 0:
+        item = begin + tl.arange(0, LOST)
+        if not any_lost(out_ptr, tile, item, items, first, ND_OUT, tile % parts, parts, NQ, block_log2, LOG2):
+            return
 
     # which query tokens
     row = tl.arange(0, BLOCK_LQ)
@@ -264,13 +271,18 @@ def _scores_kernel(
         for item in range(begin, end):
             # the next document's place is read while this one is scored
             next_start, next_length = span(tl.minimum(item + 1, end - 1), d_starts, d_ends, LD, TD)
-            _score_document(
-                item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr,
-                out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
-                q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
-                GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
-                STAGES, LOG2,
-            )  # fmt: skip
+            wanted = True
+            if LOST > 0:
+                at = item + tl.arange(0, 1)
+                wanted = any_lost(out_ptr, tile, at, items, first, ND_OUT, part, parts, NQ, block_log2, LOG2)
+            if wanted:
+                _score_document(
+                    item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr,
+                    out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ,
+                    block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row,
+                    winner_columns, GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D,
+                    RESIDENT, NARROW, STAGES, LOG2,
+                )  # fmt: skip
             d_start = next_start
             length = next_length
     else:
@@ -310,7 +322,6 @@ def scores(
     to be repeated on other tensors of the same shapes, strides and alignment.
     """
     grid = pairs is None and not per_query
-    D = q.data.shape[-1]
     rows, kept = (None, None) if q.mask is None else kept_rows(q)
     block = min(config.BLOCK_LQ, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // config.BLOCK_LQ))
@@ -326,29 +337,49 @@ def scores(
     if parts > 1:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
     docs = config.documents if grid else 1
-    narrow = config.BLOCK_LD * d.row + D * d.col < 2**31  # offsets inside a tile fit 32 bits
     sums = out.scores
     if parts > 1:
         sums = torch.empty(queries * step * parts, dtype=torch.float32, device=out.scores.device)
     for first in range(0, items, step):
         columns = min(step, items - first)
         target = sums if parts > 1 else out.scores if first == 0 else out.scores[..., first:]
-        arguments = (
-            out.winners, out.maxima, q.starts, q.ends, rows, kept, d.starts, d.ends, d.mask, pairs,
-            first, columns, docs, q.count, d.count, columns if parts > 1 else items, q.length, d.length, q.rows, d.rows,
-            D, max(per_query, 1), tiles, parts, block.bit_length() - 1,
-            q.item, q.row, q.col, d.per_group, d.group, d.item, d.row, d.col, d.mask_group, d.mask_item, d.mask_row,
-            0 if out.winners is None else out.winners.shape[1],
-            q.consecutive, grid, masked_zero, normalize, precision, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D,
-            D % config.BLOCK_D == 0, D <= config.BLOCK_D, narrow, config.stages,
-            config.BLOCK_LQ.bit_length() - 1, docs > 1,
+        launched = launch(
+            q, d, out, target, rows, kept, first, columns, columns if parts > 1 else items, docs,
+            tiles, parts, block, precision, config, pairs, per_query, masked_zero, normalize,
         )  # fmt: skip
-        blocks = (tiles * -(-columns // docs), 1, 1)
-        kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)
         if parts > 1:
             count = queries * columns
             sum_parts(sums, out.scores, first, columns, items, count, parts)
-    return Launch(kernel, blocks, arguments) if parts == 1 and step == items else None
+    return launched if parts == 1 and step == items else None
+
+
+def launch(
+    q: Side, d: Side, out: Outputs, target: Tensor, rows: Tensor | None, kept: Tensor | None, first: int, columns: int,
+    items: int, docs: int, tiles: int, parts: int, block: int, precision: str, config: Config,
+    pairs: Tensor | None = None, per_query: int = 0, masked_zero: bool = False, normalize: bool = False,
+    lost: bool = False,
+) -> Launch:  # fmt: skip
+    """Scores `columns` documents or pairs from `first` on into `target`, whose rows are `items` long, `docs` a program.
+
+    lost: only those again whose score there, made elsewhere, is not finite: halves lose inf and what is beyond
+    float32's range.
+    """
+    D = q.data.shape[-1]
+    grid = pairs is None and not per_query
+    narrow = config.BLOCK_LD * d.row + D * d.col < 2**31  # offsets inside a tile fit 32 bits
+    arguments = (
+        out.winners, out.maxima, q.starts, q.ends, rows, kept, d.starts, d.ends, d.mask, pairs,
+        first, columns, docs, q.count, d.count, items, q.length, d.length, q.rows, d.rows,
+        D, max(per_query, 1), tiles, parts, block.bit_length() - 1,
+        q.item, q.row, q.col, d.per_group, d.group, d.item, d.row, d.col, d.mask_group, d.mask_item, d.mask_row,
+        0 if out.winners is None else out.winners.shape[1],
+        q.consecutive, grid, masked_zero, normalize, precision, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D,
+        D % config.BLOCK_D == 0, D <= config.BLOCK_D, narrow, config.stages,
+        config.BLOCK_LQ.bit_length() - 1, docs > 1, docs if lost else 0,
+    )  # fmt: skip
+    blocks = (tiles * -(-columns // docs), 1, 1)
+    kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)
+    return Launch(kernel, blocks, arguments)
 
 
 class Launch(NamedTuple):

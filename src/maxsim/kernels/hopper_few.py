@@ -1,0 +1,234 @@
+"""Hopper forward for few query rows: bound by the documents' bytes.
+
+Owns: a program keeps all query rows in shared memory and is given a run of documents (`hopper_stream`). One warp
+brings tiles of BLOCK_LD document tokens (TMA, a ring of STAGES that does not drain where documents end); one warpgroup
+multiplies. Several programs share a multiprocessor: while one is busy with a document's end, the others' bytes come.
+Reads every document token once; writes one number a query and document, and where asked a winner and a maximum a query
+token.
+
+Document tokens are the rows of the product and query tokens its columns, as in `scores`: the running maximum is
+elementwise, and where documents end inside a tile each takes its rows of it. Only an end reduces.
+
+Exactness: as in `scores`: a similarity is accumulated over D in one order, in steps of 16, and the sum over query
+tokens is the same tree of adjacent pairs.
+"""
+
+from __future__ import annotations
+
+from . import arithmetic
+from .configs import FewConfig, power_of_two
+from .gluon_names import (
+    TensorDescriptor,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    thread_barrier,
+    wgmma,
+    wgmma_wait,
+)
+from .hopper_launch import GLUON, HopperLaunch
+from .hopper_scores import RUN_TIME, TABLES, _load_partition
+from .hopper_stream import cut, enter, fetch, next_kept, segment
+from .hopper_tile import maximum, pair_sums, query_tokens
+from .queries import kept_rows
+from .scores import Outputs
+from .sides import Side
+from .spans import kept_bits, kept_spans
+
+ordered = gluon.jit(arithmetic.ordered.fn)
+unordered = gluon.jit(arithmetic.unordered.fn)
+NOWHERE = gl.constexpr(2147483647)
+
+
+@gluon.jit
+def _finish(
+    best, best_at, token, column, valid, doc, first, empty, bases, out_ptr, winners_ptr, maxima_ptr,
+    ND, TD, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
+    the maxima and the tokens that have them too."""
+    N: gl.constexpr = best.shape[1]
+    LOG2: gl.constexpr = N.bit_length() - 1
+    if winners_ptr is None:
+        value = gl.reduce(best, 0, maximum)
+    else:
+        row = gl.where(best_at == NOWHERE, best_at, best_at + token[:, None])
+        # of equal values the lowest row: it is turned round in the low half of the key
+        key = gl.max((ordered(best).to(gl.int64) << 32) | (NOWHERE - row).to(gl.int64), 0)
+        value = unordered((key >> 32).to(gl.int32))
+        winner = NOWHERE - (key & 0x7FFFFFFF).to(gl.int32)
+        winner = gl.where(winner == NOWHERE, first, winner)  # −inf everywhere: the first
+        base = first
+        if MASKED:  # the first kept row is not the document's first
+            if bases is None:
+                base = doc * d_item
+            else:
+                base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
+        slot = doc.to(gl.int64) * winner_columns + column
+        winner = gl.where(empty, -1, winner - base)
+        gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
+        if maxima_ptr is not None:
+            gl.store(maxima_ptr + slot, value, mask=valid)
+    total = gl.where(valid, value, 0.0)
+    for level in gl.static_range(LOG2 + 1):
+        if level >= 4:
+            if level == block_log2:
+                n = gl.arange(0, N >> level, layout=total.type.layout).to(gl.int64)
+                sums = gl.where(empty, float("-inf"), total)  # an empty query: 0, but −inf against an empty document
+                gl.store(out_ptr + n * ND + doc, sums, mask=n < NQ)
+        if level < LOG2:
+            total = pair_sums(total)
+
+
+@gluon.jit
+def _few_partition(
+    stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
+    NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr,
+    BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: scores a stream's documents against all query rows."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LQ, 16]
+    )
+    by_row: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    q_at, _, q_live = query_tokens(
+        gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(1, by_row)), 0, 1, q_starts, q_ends, q_kept_rows, q_kept,
+        NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
+    )  # fmt: skip
+    for c in gl.static_range(0, BLOCK_D, 64):
+        d = c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
+        q = gl.load(
+            q_ptr + q_at[:, None] + (d.to(gl.int64) * q_col)[None, :],
+            mask=q_live[:, None] & (d < D)[None, :], other=0.0,
+        )  # fmt: skip
+        q_smem.slice(c, 64, 1).store(q)
+    fence_async_shared()
+    thread_barrier()
+    _, column, valid = query_tokens(
+        gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(0, layout)), 0, 1, q_starts, q_ends, q_kept_rows, q_kept,
+        NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
+    )  # fmt: skip
+    at = cut(stream, streams, 1, ND, TD, starts, BY_TOKENS, 4)
+    end = cut(stream + 1, streams, 1, ND, TD, starts, BY_TOKENS, 4)
+    _, doc, last = segment(at, end, ND)
+    token = gl.arange(0, BLOCK_LD, layout=gl.SliceLayout(1, layout))
+    none = gl.full([BLOCK_LD, BLOCK_LQ], float("-inf"), gl.float32, layout)
+    nowhere = gl.full([BLOCK_LD, BLOCK_LQ], NOWHERE, gl.int32, layout)
+    step = 0
+    if at < end:
+        start, end_row = fetch(doc, last, starts, ends)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+        while doc < last:
+            run = past > first
+            row = first
+            if not run:
+                _finish(
+                    none, nowhere, token, column, valid, doc, first, True, bases, out_ptr, winners_ptr, maxima_ptr,
+                    ND, TD, NQ, block_log2, winner_columns, d_item, d_bits is not None,
+                )  # fmt: skip
+                doc += 1
+                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+            best = none
+            best_at = nowhere
+            while run:
+                stage = step % STAGES
+                if d_bits is not None:
+                    row = next_kept(d_bits, row, BLOCK_LD)
+                mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+                sim = wgmma(
+                    d_smem.index(stage), q_smem.permute((1, 0)),
+                    gl.zeros([BLOCK_LD, BLOCK_LQ], gl.float32, layout), use_acc=False, is_async=True,
+                )  # fmt: skip
+                sim = wgmma_wait(0, deps=[sim])
+                mbarrier.arrive(empty.index(stage), count=1)
+                step += 1
+                here = row + token
+                if d_bits is not None:
+                    word = gl.load(d_bits + (here >> 5))
+                    sim = gl.where((((word >> (here & 31)) & 1) != 0)[:, None], sim, float("-inf"))
+                inside = run
+                while inside:
+                    inner = (here >= first) & (here < past)
+                    new = maximum(best, gl.where(inner[:, None], sim, float("-inf")))
+                    if winners_ptr is not None:
+                        # bits, not values: NaN, once in, stays the same NaN and keeps its place
+                        more = new.to(gl.int32, bitcast=True) != best.to(gl.int32, bitcast=True)
+                        best_at = gl.where(more, row, best_at)
+                    best = new
+                    inside = past <= row + BLOCK_LD
+                    if inside:
+                        _finish(
+                            best, best_at, token, column, valid, doc, first, past <= first, bases, out_ptr,
+                            winners_ptr, maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item,
+                            d_bits is not None,
+                        )  # fmt: skip
+                        best = none
+                        best_at = nowhere
+                        before = past
+                        doc += 1
+                        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+                        run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
+                        inside = run
+                row += BLOCK_LD
+
+
+@gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
+def _hopper_few_kernel(
+    d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
+    NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr,
+    BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_LQ, BLOCK_D], d_desc.dtype)
+    q_smem = gl.allocate_shared_memory(d_desc.dtype, [BLOCK_LQ, BLOCK_D], q_layout)
+    d_smem = gl.allocate_shared_memory(d_desc.dtype, [STAGES, BLOCK_LD, BLOCK_D], d_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    stream = gl.program_id(0)
+    streams = gl.num_programs(0)
+    gl.warp_specialize([
+        (_few_partition, (
+            stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
+            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+            Q_CONSECUTIVE, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES)),
+        (_load_partition, (
+            stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
+            BY_TOKENS, True, 0, BLOCK_LD, STAGES)),
+    ], [1], [40])  # fmt: skip
+
+
+def hopper_few(
+    q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, config: FewConfig
+) -> HopperLaunch | None:
+    """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows."""
+    D = q.data.shape[-1]
+    q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    block = max(16, power_of_two(q.length))
+    layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
+    programs = (min(processors * config.programs, d.count), 1, 1)
+    starts, ends, bits = d.starts, d.ends, None
+    if d.mask is not None:
+        starts, ends = kept_spans(d, d_item)
+        bits = kept_bits(d.mask)
+    describe = ([d_rows, D], [d.row, 1], [config.BLOCK_LD, config.BLOCK_D], layout)
+    arguments = (
+        out.winners, out.maxima, q.starts, q.ends, q_rows, q_kept, starts, ends,
+        None if bits is None else d.starts, bits, q.count, d.count, q.length,
+        min(d.length, d_rows),  # 32 bits
+        q.rows, d_rows, D, block.bit_length() - 1, q.item, q.row, q.col, d_item,
+        0 if out.winners is None else out.winners.shape[1],
+        q.consecutive, d.consecutive, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages,
+    )  # fmt: skip
+    kernel = _hopper_few_kernel[programs](
+        TensorDescriptor(d.data, *describe), q.data, out.scores, *arguments, num_warps=4, maxnreg=config.registers
+    )
+    plain = q.mask is None and d.mask is None and out.winners is None
+    return HopperLaunch(kernel, programs, describe, arguments) if plain else None

@@ -1,0 +1,83 @@
+"""Hopper forward for float32 tokens: `hopper_scores` with float16 halves of them, and scales.
+
+Owns: as there. In place of the warp that loads stands a warpgroup that brings float32 tiles (TMA, RAW of them on their
+way, in pieces of which each makes room for the next tile's) and puts their halves into the ring. Of three products of
+halves (LOW) two take the high halves of the queries from registers, so that shared memory is read for the documents
+alone. Unpaired there is one query tile, and one warpgroup multiplies. Bound by the conversion, which shares the shared
+memory with the products; for one query tile by the bytes of the documents.
+
+Scores are those of `scores` bit for bit where they are finite; where not, it must be asked again.
+"""
+
+from __future__ import annotations
+
+from .gluon_names import gl, gluon, mbarrier
+from .hopper_halves import convert
+from .hopper_scores import RUN_TIME, TABLES, _score_partition
+from .hopper_stream import each_tile
+from .hopper_tile import ROWS
+
+
+@gluon.jit
+def _convert_partition(
+    stream, streams, q_tiles, d_desc, starts, ends, d_bits, raw, raw_full, d_high, d_low, d_scale, full, empty,
+    ND, LD, TD, d_item, BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, RAW: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: brings the tiles of a stream and converts them."""
+    places = (d_desc, raw, raw_full, d_high, d_low, d_scale, full, empty)
+    step = each_tile(
+        stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 4,
+        convert, places,
+    )  # fmt: skip
+    for i in range(RAW):
+        convert(step + i, 0, *places, MORE=False)
+
+
+@gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
+def _hopper_float32_kernel(
+    d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
+    q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
+    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr, LOW: gl.constexpr,
+):  # fmt: skip
+    TILES: gl.constexpr = 2 if PAIRED else 1
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_D], gl.float16)
+    d_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_LD, BLOCK_D], gl.float16)
+    q_smem = gl.allocate_shared_memory(gl.float16, [TILES, ROWS, BLOCK_D], q_layout)
+    d_high = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_LD, BLOCK_D], d_layout)
+    if LOW:
+        d_low = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_LD, BLOCK_D], d_layout)
+    else:
+        d_low: gl.constexpr = None  # type: ignore[no-redef]
+    d_scale = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_LD], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    PIECE: gl.constexpr = d_desc.block_type.shape[0]
+    PIECES: gl.constexpr = RAW * (BLOCK_LD // PIECE)
+    raw = gl.allocate_shared_memory(gl.float32, [PIECES, PIECE, BLOCK_D], d_desc.layout)
+    raw_full = gl.allocate_shared_memory(gl.int64, [PIECES, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(PIECES):
+        mbarrier.init(raw_full.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=TILES)
+    # registers: a multiprocessor has 504 for each thread of a warpgroup, and there are three
+    CONVERTER: gl.constexpr = 104 if PIECE == 64 else 88
+    stream = gl.program_id(0)
+    streams = gl.num_programs(0)
+    gl.warp_specialize([
+        (_score_partition, (
+            stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_high, d_low,
+            d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
+            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES)),
+        (_score_partition, (
+            stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_high, d_low,
+            d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
+            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES)),
+        (_convert_partition, (
+            stream, streams, q_tiles, d_desc, starts, ends, d_bits, raw, raw_full, d_high, d_low, d_scale, full, empty,
+            ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RAW)),
+    ], [4, 4], [252 - CONVERTER // 2, CONVERTER])  # fmt: skip
