@@ -106,7 +106,7 @@ def _score_partition(
     none = gl.full([ROWS, 4], float("-inf"), gl.float32, LANES)
     nowhere = gl.full([ROWS, 4], -1, gl.int32, LANES)
     WINNERS: gl.constexpr = winners_ptr is not None
-    # Documents' scores wait for one another where many end and there are registers for it
+    # scores wait for one another where many documents end and registers are left; it is more code, which costs too
     WAIT: gl.constexpr = not WINNERS and d_scale is None and starts is not None
     CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
     held = none
