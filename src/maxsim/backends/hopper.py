@@ -93,11 +93,14 @@ def preferred(problem: Problem) -> bool:
     q, d = problem.queries, problem.documents
     rows = q.count * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
-    if problem.dtype == torch.float32:
-        return (rows > 64 or not float32_is_exact()) and rows * tokens >= 1 << 23
+    single = problem.dtype == torch.float32
     if rows > 64:
-        return rows * tokens >= 1 << 24
-    if rows > 32 or d.mask is not None or (d.ragged and not d.consecutive):
+        return rows * tokens >= 1 << (23 if single else 24)
+    if d.mask is not None or (d.ragged and not d.consecutive):
+        return False
+    if single:
+        return not float32_is_exact() and tokens * d.width >= 1 << 27
+    if rows > 32:
         return False
     return d.count >= 512 and tokens * d.width >= 1 << 25
 
