@@ -115,10 +115,10 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
     mask = torch.ones(4, 300, dtype=torch.bool)
 
-    def dense(q, d, *masks, precision="highest"):
+    def dense(q, d, *masks, precision="highest", function=maxsim.score):
         def call():
             torch.set_float32_matmul_precision(precision)
-            return maxsim.score(q, d, *masks, backend="hopper")
+            return function(q, d, *masks, backend="hopper")
 
         return call
 
@@ -179,8 +179,8 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             ),
             "hopper-float32-ragged": dense(packed(single, 9), packed(single), None, torch.ones(240, dtype=torch.bool)),
             "hopper-float32-one-tile": dense(tokens(1, 32, 64, dtype=single), tokens(4, 300, 64, dtype=single)),
-            "hopper-float32-matches": lambda: maxsim.matches(
-                tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), backend="hopper"
+            "hopper-float32-matches": dense(
+                tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), function=maxsim.matches
             ),
         }
     return known

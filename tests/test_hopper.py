@@ -378,6 +378,7 @@ def test_which_backend():
     assert maxsim.backend_for(tokens(4, 32, 128), pages[:2]) == "triton"
     assert maxsim.backend_for(tokens(128, 32, 128), pages.float().half()) == "hopper"
     assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "hopper"
+    assert maxsim.backend_for(tokens(1, 32, 128).float(), pages.float()) == "triton"
     leaf = tokens(128, 32, 128).requires_grad_()
     maxsim.score(leaf, pages).sum().backward()
     want = torch.autograd.grad(maxsim.score(leaf, pages, backend="triton").sum(), leaf)[0]

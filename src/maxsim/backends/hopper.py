@@ -93,14 +93,17 @@ def preferred(problem: Problem) -> bool:
     q, d = problem.queries, problem.documents
     rows = q.count * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
-    if problem.dtype == torch.float32:
-        return (rows > 64 or not float32_is_exact()) and rows * tokens >= 1 << 23
+    single = problem.dtype == torch.float32
     if rows > 64:
-        return rows * tokens >= 1 << 24
-    if _few(problem, False) is None or d.mask is not None or d.count < 512:
+        return rows * tokens >= 1 << (23 if single else 24)
+    if d.mask is not None or (d.ragged and not d.consecutive):
+        return False
+    if single:
+        return not float32_is_exact() and tokens * d.width >= 1 << 27
+    if _few(problem, False) is None or d.count < 512:
         return False
     # programs have equal shares, set beforehand: of many equal documents the card deals as well, document by document
-    return (d.consecutive if d.ragged else d.count <= 2048) and tokens * d.width >= 1 << 25
+    return (d.ragged or d.count <= 2048) and tokens * d.width >= 1 << 25
 
 
 def _few(problem: Problem, winners: bool) -> FewConfig | None:
