@@ -15,13 +15,13 @@ NEVER_SPILL = (
 )  # fmt: skip
 HOPPER = (
     "hopper", "hopper-bfloat16-wide", "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
-    "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-rows", "hopper-few-wide",
-    "hopper-few-masked", "hopper-few-matches", "hopper-float32", "hopper-float32-high", "hopper-float32-ragged",
+    "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",
+    "hopper-few-matches", "hopper-float32", "hopper-float32-high", "hopper-float32-ragged",
     "hopper-float32-one-tile", "hopper-float32-matches",
 )  # fmt: skip
 HOPPER_QUICK = ("hopper", "hopper-train", "hopper-few-ragged", "hopper-few-matches", "hopper-float32-high")
-# Those spill what is read once a program or at a document's end; measured 2026-11-30 (few rows: compiled, 1x128).
-HOPPER_SPILLS = {"_hopper_scores_kernel": 1536, "_hopper_few_kernel": 64, "_hopper_float32_kernel": 4608}
+# Those spill what is read once a program or at a document's end; measured 2026-11-30.
+HOPPER_SPILLS = {"_hopper_scores_kernel": 1536, "_hopper_float32_kernel": 4608}
 
 
 def cases_for(capability: int) -> tuple[str, ...]:

@@ -226,10 +226,10 @@ def test_document_masks(pattern, form, NQ):
 
 def test_short_masked_documents_share_tiles():
     mask = torch.rand(3000, 12, generator=torch.Generator().manual_seed(1)).cuda() < 0.6
-    d = tokens(3000, 12, 64)
+    d = tokens(3000, 12, 128)
     d[~mask] = NAN
     for NQ in (1, 20):
-        assert not torch.isnan(same(tokens(NQ, 32, 64), d, None, mask)).any()
+        assert not torch.isnan(same(tokens(NQ, 32, 128), d, None, mask)).any()
 
 
 def test_query_masks_and_ragged_queries():
@@ -403,13 +403,19 @@ def test_which_backend():
     """Enough documents, in a form it serves; the bits are the same on either side."""
     pages, texts = tokens(200, 1024, 128), tokens(1000, 300, 128)
     assert maxsim.backend_for(tokens(1, 32, 128), texts) == "hopper"
-    assert maxsim.backend_for(tokens(2, 32, 128), texts) == "triton"
+    assert maxsim.backend_for(tokens(2, 32, 128), texts) == "hopper"
+    assert maxsim.backend_for(tokens(3, 17, 128), texts) == "triton"
     assert maxsim.backend_for(tokens(1, 32, 128), texts[:100]) == "triton"
+    assert maxsim.backend_for(tokens(1, 32, 128), texts.view(10000, 30, 128)) == "triton"
+    assert maxsim.backend_for(tokens(1, 32, 128), Packed(texts.flatten(0, 1), range(0, 300001, 30))) == "hopper"
+    assert maxsim.backend_for(tokens(1, 32, 128), texts, None, torch.ones(1000, 300, dtype=torch.bool)) == "triton"
+    assert torch.equal(maxsim.score(tokens(2, 32, 128), texts)[:1], maxsim.score(tokens(2, 32, 128)[:1], texts))
     assert maxsim.backend_for(tokens(1, 1024, 128), pages) == "hopper"
     assert maxsim.backend_for(tokens(1, 32, 128), pages) == "triton"
     assert maxsim.backend_for(tokens(4, 32, 128), pages[:2]) == "triton"
     assert maxsim.backend_for(tokens(128, 32, 128), pages.float().half()) == "hopper"
     assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "hopper"
+    assert maxsim.backend_for(tokens(1, 32, 128).float(), pages.float()) == "triton"
     leaf = tokens(128, 32, 128).requires_grad_()
     maxsim.score(leaf, pages).sum().backward()
     want = torch.autograd.grad(maxsim.score(leaf, pages, backend="triton").sum(), leaf)[0]

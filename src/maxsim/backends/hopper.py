@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
-from ..kernels.configs import few_config, hopper_config, hopper_float32_config, power_of_two
+from ..kernels.configs import FewConfig, few_config, hopper_config, hopper_float32_config, power_of_two
 from ..kernels.hopper_few import hopper_few
 from ..kernels.hopper_launch import hopper_scores
 from ..layout import Problem, Tokens
@@ -93,13 +93,25 @@ def preferred(problem: Problem) -> bool:
     q, d = problem.queries, problem.documents
     rows = q.count * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
-    if problem.dtype == torch.float32:
-        return (rows > 64 or not float32_is_exact()) and rows * tokens >= 1 << 23
+    single = problem.dtype == torch.float32
     if rows > 64:
-        return rows * tokens >= 1 << 24
-    if rows > 32 or d.mask is not None or (d.ragged and not d.consecutive):
+        return rows * tokens >= 1 << (23 if single else 24)
+    if d.mask is not None or (d.ragged and not d.consecutive):
         return False
-    return d.count >= 512 and tokens * d.width >= 1 << 25
+    if single:
+        return not float32_is_exact() and tokens * d.width >= 1 << 27
+    if _few(problem, False) is None or d.count < 512:
+        return False
+    # programs have equal shares, set beforehand: of many equal documents the card deals as well, document by document
+    return (d.ragged or d.count <= 2048) and tokens * d.width >= 1 << 25
+
+
+def _few(problem: Problem, winners: bool) -> FewConfig | None:
+    """The tiles where the kernel for few query rows serves."""
+    q = problem.queries
+    if problem.dtype == torch.float32:
+        return None
+    return few_config(q.width, q.count * max(16, power_of_two(q.max_length)), winners)
 
 
 def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
@@ -107,12 +119,10 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     out = outputs(problem, winners, maxima)
     rows, item = _rows(d)
     _, processors = _card(problem.device)
-    precision, config, few = "native", hopper_config(q.width), None
+    precision, config, few = "native", hopper_config(q.width), _few(problem, winners)
     if problem.dtype == torch.float32:
         precision = "f16x3" if float32_is_exact() else "f16"
         config = hopper_float32_config(q.width, precision, winners)
-    else:
-        few = few_config(q.width, q.count * max(16, power_of_two(q.max_length)), winners)
     with on_device(problem.device):
         if few is not None:
             launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, few)

@@ -99,20 +99,14 @@ def hopper_config(D: int) -> HopperConfig:
 
 def few_config(D: int, rows: int, winners: bool) -> FewConfig | None:
     """The tiles for float16 and bfloat16 tokens of width D when all queries have `rows` rows together; None where the
-    tiles of many rows serve better."""
-    if D > 256 or rows > (64 if D > 128 or winners else 128):
+    tiles of many rows serve."""
+    if not 64 < D <= 128 or rows > (32 if winners else 64):
         return None
-    # More programs beat longer rings, 1x32 vs 20000 ragged documents of about 97 tokens: 119 us with 4 programs of 2
-    # tiles, 123 with 3 of 4, 125 with 2 of 6.
-    BLOCK_LQ = max(16, power_of_two(rows))
-    BLOCK_D = max(64, power_of_two(D))
-    if D > 128:
-        return FewConfig(BLOCK_LQ, 64, 256, 2, 2, 128)
-    if winners or BLOCK_LQ == 128:  # registers
-        return FewConfig(BLOCK_LQ, 64, BLOCK_D, 4, 2, 128)
-    if BLOCK_LQ == 64:
-        return FewConfig(64, 64, BLOCK_D, 3, 3, 80)
-    return FewConfig(BLOCK_LQ, 64, BLOCK_D, 2 if D > 64 else 4, 4, 64)
+    if winners or rows > 32:  # with the registers of four programs a multiprocessor: 228 us for 147, 1x64 vs ragged
+        return FewConfig(64 if rows > 32 else 32, 64, 128, 3, 3, 80)
+    # more programs beat longer rings, 1x32 vs 20000 ragged documents of about 97 tokens: 119 us, 123 with 3 programs of
+    # 4 tiles, 125 with 2 of 6
+    return FewConfig(32, 64, 128, 2, 4, 64)
 
 
 def hopper_float32_config(D: int, precision: str, winners: bool) -> HopperConfig:
