@@ -19,8 +19,9 @@ HOPPER = (
     "hopper-few-matches", "hopper-float32", "hopper-float32-high", "hopper-float32-ragged",
     "hopper-float32-one-tile", "hopper-float32-matches",
 )  # fmt: skip
-HOPPER_QUICK = ("hopper", "hopper-train", "hopper-few-ragged", "hopper-few-matches", "hopper-float32-high")
-# Those spill what is read once a program or at a document's end; measured 2026-11-30.
+HOPPER_QUICK = ("hopper", "hopper-few-masked", "hopper-float32-high")
+# Those spill what is read once a program or at a document's end (float32 with winners in its loop too), compiled
+# with Triton 3.6.
 HOPPER_SPILLS = {"_hopper_scores_kernel": 1536, "_hopper_float32_kernel": 4608}
 
 

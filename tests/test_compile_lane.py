@@ -1,6 +1,5 @@
 """Every kernel compiles for every supported architecture and Triton release, without a card: fits its shared
-memory, and does not
-spill where that would cost. `compile_driver.py` says how."""
+memory, and does not spill where that would cost. `compile_driver.py` says how."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def check(rows: list[dict], capability: int, cases) -> None:
             assert row["spilled"] == 0, row
 
 
-@pytest.mark.parametrize("capability", SHARED)
+@pytest.mark.parametrize("capability", [80, 90, 120])
 def test_architectures(capability, environment, tmp_path):
     cases = QUICK + MEASURED + HOPPER_QUICK if capability == 90 else QUICK
     rows = compiled(capability, cases, environment, tmp_path)

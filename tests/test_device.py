@@ -17,7 +17,7 @@ import torch
 from lanes import Lane, integers, random
 
 import maxsim
-from maxsim import Packed, Views
+from maxsim import Packed, Views, plans
 
 GPU = Lane("triton", "cuda")
 
@@ -157,22 +157,38 @@ def test_captured_in_a_graph(form, training):
     assert all(torch.equal(x, y) for x, y in zip(captured, wanted, strict=True))
 
 
+def test_plans_go_with_the_places_of_ragged_documents():
+    documents = Packed(torch.zeros(9, 4), [0, 4, 9])
+    plans.remember(("a call",), documents, lambda queries, tokens: tokens)
+    assert plans.recall(("a call",), None, documents) is documents.tokens
+    for name in ("starts", "ends", "max_length"):
+        for _ in range(3):
+            plans.remember(("a call",), documents, lambda queries, tokens: tokens)
+            setattr(documents, name, getattr(documents, name) + 0 if name != "max_length" else documents.max_length - 1)
+            assert plans.recall(("a call",), None, documents) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["packed", "views"])
-def test_ragged_documents_keep_their_plans(form, monkeypatch):
+@pytest.mark.parametrize("backend", ["triton", "hopper"])
+def test_ragged_documents_keep_their_plans(form, backend, monkeypatch):
     """A second call goes straight to its launch, reads what is there by then, and the plan lives as long as they do."""
+    lane = Lane(backend, "cuda")
+    if backend == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
     flat = integers(1, 120, 64, device="cuda").half()
     documents = Packed(flat, range(0, 121, 20)) if form == "packed" else Views(flat, [0, 50, 7], [20, 31, 0])
     first, second = (integers(n, 3, 8, 64, device="cuda").half() for n in (2, 3))
-    GPU.score(first, documents)
+    lane.score(first, documents)
     flat.copy_(integers(4, 120, 64))
     with monkeypatch.context() as context:
         context.setattr(maxsim.ops, "make_problem", None)
-        found = GPU.score(second, documents)
-    assert torch.equal(found, GPU.score(second, documents, document_mask=torch.ones(120, dtype=torch.bool)))
-    documents.starts = documents.starts + 1  # other places: another plan
-    moved = Views(flat, documents.starts, documents.ends - documents.starts)
-    assert torch.equal(GPU.score(second, documents), GPU.score(second, moved))
+        found = lane.score(second, documents)
+    assert torch.equal(found, lane.score(second, documents, document_mask=torch.ones(120, dtype=torch.bool)))
+    for _ in range(3):  # other places, and maybe at the addresses of earlier ones: other plans
+        documents.starts = documents.starts + 1
+        moved = Views(flat, documents.starts, documents.ends - documents.starts)
+        assert torch.equal(lane.score(second, documents), lane.score(second, moved))
     kept = weakref.ref(documents)
     del documents
     gc.collect()

@@ -5,7 +5,7 @@ so those keep plans of their own for as long as they live."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,19 +16,26 @@ from .precision import float32_is_exact
 
 Plan: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-MOST = 512  # plans kept; when there are more, all are made anew
+MOST = 512  # plans kept, of padded documents and for each ragged ones; when there are more, all are made anew
 _plans: dict[Hashable, Plan] = {}
-_ragged: WeakKeyDictionary[Packed | Views, dict[Hashable, Plan]] = WeakKeyDictionary()
+
+
+class _Places(NamedTuple):
+    """Plans of ragged documents, and where these lay when the plans were made."""
+
+    starts: Tensor
+    ends: Tensor
+    max_length: int
+    plans: dict[Hashable, Plan]
+
+
+_ragged: WeakKeyDictionary[Packed | Views, _Places] = WeakKeyDictionary()
 
 
 def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> Hashable | None:
     """What a call depends on; None where it is not plain: an ordinary CUDA tensor of queries, one of documents or of
     their tokens, without gradients, on the current device."""
-    place = None
-    tokens = documents
-    if isinstance(documents, Packed | Views):
-        tokens = documents.tokens
-        place = (id(documents.starts), id(documents.ends), documents.max_length)
+    tokens = documents.tokens if isinstance(documents, Packed | Views) else documents
     if type(queries) is not Tensor or type(tokens) is not Tensor or not tokens.is_cuda:
         return None
     if queries.layout != torch.strided or tokens.layout != torch.strided or queries.is_nested or tokens.is_nested:
@@ -51,7 +58,6 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
         tokens.dtype,
         alignment,
         device.index,
-        place,
         bool(normalize),
         backend,
         tokens.dtype != torch.float32 or float32_is_exact(),
@@ -59,8 +65,13 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
 
 
 def _kept(documents: Any) -> dict[Hashable, Plan]:
-    """The plans that calls with such documents may use."""
-    return _ragged.setdefault(documents, {}) if isinstance(documents, Packed | Views) else _plans
+    """The plans that calls with such documents may use: none from before a ragged form was given other places."""
+    if not isinstance(documents, Packed | Views):
+        return _plans
+    kept, starts, ends, longest = _ragged.get(documents), documents.starts, documents.ends, documents.max_length
+    if kept is None or not (kept.starts is starts and kept.ends is ends and kept.max_length == longest):
+        kept = _ragged[documents] = _Places(starts, ends, longest, {})
+    return kept.plans
 
 
 def recall(key: Hashable | None, queries: Any, documents: Any) -> Tensor | None:
