@@ -196,6 +196,22 @@ def test_ragged_documents_keep_their_plans(form, backend, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("backend", ["triton", "hopper"])
+def test_long_queries_keep_their_plans(backend, dtype, monkeypatch):
+    if backend == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    lane = Lane(backend, "cuda")
+    d = integers(1, 7, 20, 64, device="cuda").to(dtype)
+    first, second = (integers(n, 3, 300, 64, device="cuda").to(dtype) for n in (2, 3))
+    lane.score(first, d)
+    with monkeypatch.context() as context:
+        context.setattr(maxsim.ops, "make_problem", None)
+        found = lane.score(second, d)
+    assert torch.equal(found, lane.score(second, d, document_mask=torch.ones(7, 20, dtype=torch.bool)))
+
+
+@pytest.mark.gpu
 def test_the_current_stream():
     """Work goes where the caller's is, and waits for what was put there before it."""
     q, d = integers(9, 2, 8, 64, device="cuda").half(), integers(10, 5, 20, 64, device="cuda").half()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .kernels import gradients
+from .kernels.launches import Repeatable
 from .kernels.scores import Outputs
 from .kernels.sides import Side
 from .layout import Problem, Tokens
@@ -34,14 +35,8 @@ def _table(problem: Problem, dtype: torch.dtype, fill: int) -> Tensor:
     return torch.full(problem.winners_shape, fill, dtype=dtype, device=problem.device)
 
 
-class Repeatable(Protocol):
-    """A launch that scores other tensors of the same shapes, strides, dtypes and alignment."""
-
-    def repeat(self, queries: Tensor, documents: Tensor, scores: Tensor) -> None: ...
-
-
 def again(launch: Repeatable | None, problem: Problem) -> Plan | None:
-    """A forward's only launch as a plan, which keeps nothing of the problem alive."""
+    """What a forward launched as a plan, which keeps nothing of the problem alive but where ragged documents lie."""
     if launch is None:
         return None
     K = problem.per_query

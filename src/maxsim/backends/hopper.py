@@ -12,6 +12,7 @@ from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
 from ..kernels.configs import FewConfig, few_config, hopper_config, hopper_float32_config, power_of_two
 from ..kernels.hopper_few import hopper_few
 from ..kernels.hopper_launch import hopper_scores
+from ..kernels.launches import Repeatable
 from ..layout import Problem, Tokens
 from ..precision import float32_is_exact
 from ..result import Scored
@@ -124,6 +125,7 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
         precision = "f16x3" if float32_is_exact() else "f16"
         config = hopper_float32_config(q.width, precision, winners)
     with on_device(problem.device):
+        launch: Repeatable | None
         if few is not None:
             launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, few)
         else:

@@ -1,5 +1,5 @@
-"""Tile choice as data: pure functions of dtype, width, lengths and shared memory. Measured on an H200 (Triton 3.6,
-2026-11-29)."""
+"""Tile choice as data: pure functions of dtype, width, lengths and shared memory. Measured on an H200 with
+Triton 3.6."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ from .configs import HopperConfig, forward_config, power_of_two
 from .gluon_names import TensorDescriptor, gl
 from .hopper_float32 import _hopper_float32_kernel
 from .hopper_scores import _hopper_scores_kernel
+from .launches import InParts, Launch, Repeatable
 from .lost import LOST_DOCUMENTS
 from .queries import kept_rows, sum_parts
-from .scores import PARTS_BYTES, Launch, Outputs, launch
+from .scores import PARTS_BYTES, Outputs, launch
 from .sides import Side
 from .spans import kept_bits, kept_spans
 
@@ -29,20 +30,20 @@ class HopperLaunch(NamedTuple):
     arguments: tuple[Any, ...]
     lost: Launch | None = None  # float32: what is scored again
 
-    def repeat(self, queries: Tensor, documents: Tensor, scores: Tensor) -> None:
-        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), queries, scores, *self.arguments)
+    def repeat(self, queries: Tensor, documents: Tensor, target: Tensor) -> None:
+        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), queries, target, *self.arguments)
         if self.lost is not None:
-            self.lost.repeat(queries, documents, scores)
+            self.lost.repeat(queries, documents, target)
 
 
 def hopper_scores(
     q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, precision: str, config: HopperConfig
-) -> HopperLaunch | None:
+) -> Repeatable | None:
     """Writes `out` for every query and document.
 
     Documents are rows of a `[d_rows, D]` matrix whose row stride is `d.row`; padded ones begin every `d_item` rows; a
-    mask has an entry a row. Returns the launch where it was the only one, to be repeated on other tensors of the same
-    shapes, strides and alignment.
+    mask has an entry a row. Returns what was launched where it was for all at once, to be repeated on other tensors of
+    the same shapes, strides and alignment.
     """
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
@@ -86,15 +87,18 @@ def hopper_scores(
         )
         lost = None
         if not native:
-            again = forward_config(4, D, 128, 128, d.length, d.count, out.winners is not None, (9, 0))
+            # tiles of 128 query rows, as here
+            tiles_again = forward_config(4, D, 128, 128, d.length, d.count, out.winners is not None, (9, 0))
             lost = launch(
                 q, d, out, sums, q_rows, q_kept, first, part.count, part.count, LOST_DOCUMENTS, tiles, parts, block,
-                precision, again, lost=True,
+                precision, tiles_again, lost=True,
             )  # fmt: skip
         if parts > 1:
-            sum_parts(sums, out.scores, first, part.count, d.count, q.count * part.count, parts)
-    plain = parts == 1 and q.mask is None and d.mask is None and out.winners is None
-    return HopperLaunch(kernel, programs, describe, arguments, lost) if plain else None
+            total = sum_parts(sums, out.scores, first, part.count, d.count, q.count * part.count, parts)
+    if step < d.count or q.mask is not None or d.mask is not None or out.winners is not None:
+        return None
+    launched = HopperLaunch(kernel, programs, describe, arguments, lost)
+    return InParts(launched, sums.numel(), total) if parts > 1 else launched
 
 
 def _documents(d: Side, first: int, count: int) -> Side:

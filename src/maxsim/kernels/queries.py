@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launches import Launch
 from .sides import Side, base, span
 
 
@@ -52,6 +53,8 @@ def _sum_parts_kernel(parts_ptr, out_ptr, first, columns, ND_OUT, count, parts, 
     tl.store(out_ptr + (at // columns) * ND_OUT + first + at % columns, total, mask=at < count)
 
 
-def sum_parts(parts: Tensor, out: Tensor, first: int, columns: int, items: int, count: int, blocks: int) -> None:
+def sum_parts(parts: Tensor, out: Tensor, first: int, columns: int, items: int, count: int, blocks: int) -> Launch:
     """Adds up the blocks of `count` scores of long queries, in order."""
-    _sum_parts_kernel[(-(-count // 256),)](parts, out, first, columns, items, count, blocks, BLOCK=256)
+    programs = (-(-count // 256), 1, 1)
+    arguments = (first, columns, items, count, blocks, 256)
+    return Launch(_sum_parts_kernel[programs](parts, out, *arguments), programs, arguments)

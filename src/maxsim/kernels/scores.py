@@ -16,7 +16,7 @@ has the same bits in any batch.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from .arithmetic import column_maximum, halves, maximum, ordered, similarities, unordered
 from .configs import Config, power_of_two
+from .launches import InParts, Launch, Repeatable
 from .lost import any_lost
 from .queries import kept_rows, sum_parts
 from .sides import Side, base, span
@@ -315,11 +316,11 @@ def scores(
     normalize: bool,
     precision: str,
     config: Config,
-) -> Launch | None:
+) -> Repeatable | None:
     """Writes `out` for every query and document (`pairs` None and `per_query` 0), or for pairs.
 
-    precision: as in `similarities`; "native" for all dtypes but float32. Returns the launch where it was the only one,
-    to be repeated on other tensors of the same shapes, strides and alignment.
+    precision: as in `similarities`; "native" for all dtypes but float32. Returns what was launched where it was for all
+    at once, to be repeated on other tensors of the same shapes, strides and alignment.
     """
     grid = pairs is None and not per_query
     rows, kept = (None, None) if q.mask is None else kept_rows(q)
@@ -349,8 +350,10 @@ def scores(
         )  # fmt: skip
         if parts > 1:
             count = queries * columns
-            sum_parts(sums, out.scores, first, columns, items, count, parts)
-    return launched if parts == 1 and step == items else None
+            total = sum_parts(sums, out.scores, first, columns, items, count, parts)
+    if step < items:
+        return None
+    return InParts(launched, sums.numel(), total) if parts > 1 else launched
 
 
 def launch(
@@ -380,14 +383,3 @@ def launch(
     blocks = (tiles * -(-columns // docs), 1, 1)
     kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)
     return Launch(kernel, blocks, arguments)
-
-
-class Launch(NamedTuple):
-    """One launch of the forward, compiled: `repeat` it for tensors like those it was made for."""
-
-    kernel: Any  # triton's CompiledKernel; None under the interpreter
-    blocks: tuple[int, int, int]
-    arguments: tuple[Any, ...]
-
-    def repeat(self, queries: Tensor, documents: Tensor, scores: Tensor) -> None:
-        self.kernel[self.blocks](queries, documents, scores, *self.arguments)
