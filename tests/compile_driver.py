@@ -92,8 +92,8 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         torch.set_float32_matmul_precision(precision)
         return maxsim.score(q, d, *args, backend="triton", **options)
 
-    def packed(dtype, count=6, D=128):
-        return maxsim.Packed(tokens(count * 40, D, dtype=dtype), range(0, count * 40 + 1, 40))
+    def packed(dtype, count=6, D=128, length=40):
+        return maxsim.Packed(tokens(count * length, D, dtype=dtype), range(0, count * length + 1, length))
 
     def train(dtype, q, d, **options):
         def call():
@@ -152,7 +152,9 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
     if capability == 90:
         known |= {
             "hopper": dense(tokens(128, 32, 128), tokens(4, 300, 128)),
-            "hopper-bfloat16-wide": dense(tokens(2, 300, 256, dtype=brain), tokens(4, 300, 256, dtype=brain)),
+            "hopper-bfloat16-wide": dense(tokens(2, 300, 256, dtype=brain), tokens(4, 200, 256, dtype=brain)),
+            "hopper-split": dense(tokens(1, 300, 128), tokens(4, 600, 128)),
+            "hopper-split-ragged": dense(tokens(2, 300, 256, dtype=brain), packed(brain, 9, 256, 300)),
             "hopper-narrow": dense(tokens(1, 128, 48), tokens(4, 300, 48)),
             "hopper-one-tile": dense(tokens(1, 128, 128), tokens(4, 300, 128)),
             "hopper-few": dense(tokens(1, 32, 128), tokens(4, 300, 128)),

@@ -14,12 +14,13 @@ NEVER_SPILL = (
     "candidates", "float32-highest", "float32-high", "float32-medium", "train-pairs",
 )  # fmt: skip
 HOPPER = (
-    "hopper", "hopper-bfloat16-wide", "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
+    "hopper", "hopper-bfloat16-wide", "hopper-split", "hopper-split-ragged",
+    "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
     "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",
     "hopper-few-matches", "hopper-float32", "hopper-float32-high", "hopper-float32-ragged",
     "hopper-float32-one-tile", "hopper-float32-matches",
 )  # fmt: skip
-HOPPER_QUICK = ("hopper", "hopper-few-masked", "hopper-float32-high")
+HOPPER_QUICK = ("hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high")
 # Those spill what is read once a program or at a document's end (float32 with winners in its loop too), compiled
 # with Triton 3.6.
 HOPPER_SPILLS = {"_hopper_scores_kernel": 1536, "_hopper_float32_kernel": 4608}

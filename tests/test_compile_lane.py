@@ -30,7 +30,7 @@ MEASURED = (
 )  # on sm_90
 EVERY_KERNEL = {
     "_scores_kernel", "_hopper_scores_kernel", "_hopper_few_kernel", "_hopper_float32_kernel", "_sum_parts_kernel",
-    "_kept_rows_kernel",
+    "_sum_pieces_kernel", "_kept_rows_kernel",
     "_kept_spans_kernel", "_kept_bits_kernel", "_keys_kernel", "_gradient_kernel",
 }  # fmt: skip
 

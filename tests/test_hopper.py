@@ -300,6 +300,105 @@ def test_long_queries_in_chunks(monkeypatch):
         same(tokens(3, 300, 64), d, None, mask)
 
 
+def few_documents(count: int, length: int, form: str, D: int = 128) -> torch.Tensor | Packed:
+    """Of `length` tokens (padded), or as many on average and some far from it (ragged)."""
+    if form == "padded":
+        return tokens(count, length, D, seed=1)
+    if form == "strided":
+        return tokens(count, length + 50, D, seed=1)[:, 20 : 20 + length]
+    sizes = lengths(count, 2 * length, count)
+    sizes[0] += max(length * count - sum(sizes), 0)
+    return packed(sizes, D)
+
+
+@pytest.mark.parametrize("form", ["padded", "strided", "ragged"])
+@pytest.mark.parametrize(("NQ", "LQ"), [(1, 300), (1, 512), (2, 1024), (3, 300)])
+@pytest.mark.parametrize("ND", [1, 2, 5, 100])
+def test_few_long_documents(form, NQ, LQ, ND):
+    """Programs share documents; calls are repeated."""
+    q = tokens(NQ, LQ, 128)
+    for LD in (130, 511, 512, 1000, 1024, 5000):
+        d = few_documents(ND, LD, form)
+        want = same(q, d, winners=False)
+        for _ in range(2):
+            assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("D", [48, 256])
+def test_few_long_documents_of_other_widths(D, dtype):
+    for form in ("padded", "ragged"):
+        d = few_documents(7, 900, form, D)
+        d = Packed(d.tokens.to(dtype), d.offsets) if isinstance(d, Packed) else d.to(dtype)
+        same(tokens(2, 200, D, dtype=dtype), d, winners=False)
+
+
+def test_which_long_documents_are_shared(monkeypatch):
+    from maxsim.kernels import hopper_launch
+
+    shared, original = [], hopper_launch.sum_pieces
+    monkeypatch.setattr(hopper_launch, "sum_pieces", lambda *args: shared.append(1) or original(*args))
+    pages = tokens(50, 777, 128, seed=1)
+    mask = torch.rand(50, 777, generator=torch.Generator().manual_seed(1)).cuda() < 0.5
+    q = tokens(2, 333, 128)
+    for d in (pages, Packed(pages.flatten(0, 1), range(0, 50 * 777 + 1, 777))):
+        shared.clear()
+        same(q, d, winners=False)
+        assert shared
+    shared.clear()
+    same(q, pages, None, mask)
+    same(q[:, :128], pages)
+    same(q, pages[:, :300])
+    same(q.float(), pages.float(), winners=False)
+    maxsim.matches(q, pages, backend="hopper")
+    assert shared == []
+
+
+def test_few_long_documents_and_queries_of_any_form():
+    """Empty documents, where a tile of query tokens begins too; empty queries; tokens before and behind documents."""
+    q = tokens(3, 300, 128)
+    mask = torch.rand(3, 300, generator=torch.Generator().manual_seed(2)).cuda() < 0.5
+    mask[1] = False
+    ragged = packed([0, 300, 129, 7, 256], 128, seed=3)
+    for sizes in ([0, 0, 900, 0, 1500, 0], [3000], [0, 4000], [70, 2000, 0, 0, 0, 1000, 5], [600] * 7):
+        d = packed(sizes, 128)
+        got = same(q, d, winners=False)
+        assert torch.equal(torch.isneginf(got[0]).cpu(), torch.tensor(sizes) == 0)
+        same(q, d, mask, winners=False)
+        same(ragged, d, winners=False)
+        buffer = torch.cat([tokens(400, 128, seed=5), d.tokens, tokens(500, 128, seed=6)])
+        same(q, Packed(buffer, (d.offsets + 400).cuda(), max(sizes)), winners=False)
+
+
+def test_few_long_documents_that_are_not_finite():
+    for value in (NAN, INF, -INF):
+        for form in ("padded", "ragged"):
+            d = few_documents(4, 1500, form)
+            (d.tokens if isinstance(d, Packed) else d.view(-1, 128))[2222, 5] = value
+            got = same(tokens(2, 300, 128), d, winners=False)
+            assert not torch.isfinite(got).all() or value != NAN
+    same(-torch.ones(2, 300, 128, device="cuda").half(), torch.full((3, 900, 128), INF, device="cuda").half())
+
+
+def test_few_long_documents_in_a_graph():
+    q, d = tokens(1, 512, 128), few_documents(20, 1000, "ragged")
+    maxsim.score(q, d, backend="hopper")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = maxsim.score(q, d, backend="hopper")
+    d.tokens.copy_(tokens(*d.tokens.shape, seed=2))
+    graph.replay()
+    assert torch.equal(got, maxsim.score(q, d, backend="triton"))
+
+
+def test_long_wrong_offsets_on_the_device_are_clamped():
+    buffer, q = tokens(4000, 64), tokens(1, 300, 64)
+    for offsets in ([0, 5000, 20, -7, 4000], [0, 10**12, -(10**12), 3, 10**9], [3000, 2000, 1000, 500, 0]):
+        scores = maxsim.score(q, Packed(buffer, torch.tensor(offsets, device="cuda")), backend="hopper")
+        torch.cuda.synchronize()
+        assert scores.shape == (1, 4)
+
+
 FLOAT32 = pytest.mark.parametrize("precision", ["highest", "high"])
 
 

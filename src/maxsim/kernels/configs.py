@@ -97,6 +97,12 @@ def hopper_config(D: int) -> HopperConfig:
     return HopperConfig(64, 256, 3, 2)
 
 
+def splits_documents(units: int, tokens: int, processors: int, config: HopperConfig) -> bool:
+    """Whether programs share documents, not only deal them: where `units`, pairs of query tiles with a document of
+    about so many tokens, are too few for equal shares."""
+    return units < 24 * processors and tokens >= 4 * config.BLOCK_LD
+
+
 def few_config(D: int, rows: int, winners: bool) -> FewConfig | None:
     """The tiles for float16 and bfloat16 tokens of width D when all queries have `rows` rows together; None where the
     tiles of many rows serve."""

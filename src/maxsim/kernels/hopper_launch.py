@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .configs import HopperConfig, forward_config, power_of_two
+from .configs import HopperConfig, forward_config, power_of_two, splits_documents
 from .gluon_names import TensorDescriptor, gl
 from .hopper_float32 import _hopper_float32_kernel
 from .hopper_scores import _hopper_scores_kernel
 from .launches import InParts, Launch, Repeatable
 from .lost import LOST_DOCUMENTS
-from .queries import kept_rows, sum_parts
+from .queries import kept_rows, sum_parts, sum_pieces
 from .scores import PARTS_BYTES, Outputs, launch
 from .sides import Side
 from .spans import kept_bits, kept_spans
@@ -54,14 +54,23 @@ def hopper_scores(
     step = d.count
     if parts > 1:
         step = max(1, min(step, PARTS_BYTES // (4 * q.count * parts)))
-    sums = out.scores
-    if parts > 1:
-        sums = torch.empty(q.count * step * parts, dtype=torch.float32, device=d.data.device)
     native = precision == "native"
+    q_tiles = -(-tiles // 2) if paired else tiles
+    split = parts > 1 and step == d.count and native and d.mask is None and out.winners is None
+    split &= (d.starts is None or d.consecutive) and splits_documents(
+        q_tiles * d.count, d_rows // d.count if d.consecutive else d.length, processors, config
+    )
+    sums = out.scores
+    if split:
+        sums = torch.empty((q_tiles * d.count + processors) * 256, dtype=torch.float32, device=d.data.device)
+    elif parts > 1:
+        sums = torch.empty(q.count * step * parts, dtype=torch.float32, device=d.data.device)
     box = [config.BLOCK_LD if native else config.BLOCK_RAW, config.BLOCK_D]
     layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
     stages: tuple[int | bool, ...] = (config.stages if paired else config.unpaired_stages,)
-    if not native:
+    if native:
+        stages += (split,)
+    else:
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
     programs = (processors, 1, 1)
     for first in range(0, d.count, step):
@@ -75,7 +84,7 @@ def hopper_scores(
         arguments = (
             _from(out.winners, first), _from(out.maxima, first),
             q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits,
-            -(-tiles // 2) if paired else tiles, q.count, part.count, q.length,
+            q_tiles, q.count, part.count, q.length,
             min(d.length, d_rows),  # 32 bits
             q.rows, count, D, parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
             0 if out.winners is None else out.winners.shape[1],
@@ -93,7 +102,12 @@ def hopper_scores(
                 q, d, out, sums, q_rows, q_kept, first, part.count, part.count, LOST_DOCUMENTS, tiles, parts, block,
                 precision, tiles_again, lost=True,
             )  # fmt: skip
-        if parts > 1:
+        if split:
+            total = sum_pieces(
+                sums, out.scores, starts, q.count, d.count, min(d.length, d_rows), count, q_tiles, parts, processors,
+                config.BLOCK_LD,
+            )  # fmt: skip
+        elif parts > 1:
             total = sum_parts(sums, out.scores, first, part.count, d.count, q.count * part.count, parts)
     if step < d.count or q.mask is not None or d.mask is not None or out.winners is not None:
         return None

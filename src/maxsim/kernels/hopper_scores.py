@@ -28,7 +28,7 @@ from .gluon_names import (
     wgmma_wait,
 )
 from .hopper_halves import keep_halves, of_halves, scaled
-from .hopper_stream import clamped, cut, each_tile, enter, fetch, kept_words, next_kept, segment
+from .hopper_stream import clamped, each_tile, edges_of, enter, fetch, kept_words, next_kept, segment, share
 from .hopper_tile import (
     LANES,
     OWN,
@@ -37,6 +37,7 @@ from .hopper_tile import (
     add_up_four,
     columns,
     finish,
+    keep_piece,
     kept,
     lane_maximum,
     maximum,
@@ -70,13 +71,14 @@ def _bring(step, row, d_desc, d_smem, full, empty, FIRST: gl.constexpr, STAGES: 
 def _load_partition(
     stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
     BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr, BLOCK_LD: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr = False,
 ):  # fmt: skip
     """One warp: brings the tiles of a stream into its ring. Paired warpgroups have one stream."""
     if PAIRED and HALF == 1:
         return
     each_tile(
         stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 1,
-        _bring, (d_desc, d_smem, full, empty, HALF * STAGES, STAGES),
+        _bring, (d_desc, d_smem, full, empty, HALF * STAGES, STAGES), SPLIT,
     )  # fmt: skip
 
 
@@ -86,11 +88,12 @@ def _score_partition(
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, d_low, d_scale, full, empty,
     NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr,
-    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr = False,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against 128 query rows.
 
     d_low, d_scale: of float32 tokens the low halves, or None, and the scales of documents; else None.
+    SPLIT: out_ptr takes, for `sum_pieces`, what each stream finds of each document in place of its sum.
     """
     if d_scale is not None and not PAIRED and HALF == 1:
         return
@@ -99,15 +102,14 @@ def _score_partition(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LD, 16]
     )
     by_row: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    at = cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS, 4)
-    end = cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, 4)
+    at, end, cuts = share(stream, streams, q_tiles, ND, LD, TD, starts, BY_TOKENS, SPLIT, BLOCK_LD, 4)
     # not paired, both warpgroups write the same: there is one query tile
     q_tile = q_smem.index(HALF if PAIRED else 0)
     none = gl.full([ROWS, 4], float("-inf"), gl.float32, LANES)
     nowhere = gl.full([ROWS, 4], -1, gl.int32, LANES)
     WINNERS: gl.constexpr = winners_ptr is not None
     # scores wait for one another where many documents end and registers are left; it is more code, which costs too
-    WAIT: gl.constexpr = not WINNERS and d_scale is None and starts is not None
+    WAIT: gl.constexpr = not WINNERS and d_scale is None and starts is not None and not SPLIT
     CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
     held = none
     if WINNERS:
@@ -115,7 +117,10 @@ def _score_partition(
     step = 0
     while at < end:
         tile, doc, last = segment(at, end, ND)
+        edges = edges_of(at, end, cuts, tile, doc, last, ND, LD) if SPLIT else None
         at = tile * ND + last
+        if SPLIT:  # a place for each document, and one more where a stream begins
+            pieces_ptr = out_ptr + ((tile * ND + stream) * 2 + HALF) * ROWS
         tile = tile.to(gl.int32)
         if PAIRED:
             tile = tile * 2 + HALF
@@ -147,7 +152,7 @@ def _score_partition(
         start, end_row = fetch(doc, last, starts, ends)
         if CONSECUTIVE:
             start = clamped(start, TD)
-        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, edges, CONSECUTIVE)
         best = none
         best_low = nowhere
         last1 = none
@@ -206,7 +211,7 @@ def _score_partition(
                                     before = past
                                     doc += 1
                                     first, past, start, end_row = enter(
-                                        doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                                        doc, last, start, end_row, starts, ends, LD, d_item, TD, edges, CONSECUTIVE
                                     )
                                     run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
                                     best = take_between(none, group, low, first, gl.where(run, past, first))
@@ -219,17 +224,20 @@ def _score_partition(
                                 best, best_low, held = take(best, best_low, held, own, low, WINNERS)
                                 inside = past <= high
                                 if inside:
-                                    finish(
-                                        best, best_low, held, q_scale, column, valid, doc, first, past <= first, bases,
-                                        tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2,
-                                        winner_columns, d_item, d_bits is not None,
-                                    )  # fmt: skip
+                                    if SPLIT:
+                                        keep_piece(best, valid, pieces_ptr + doc * 2 * ROWS)
+                                    else:
+                                        finish(
+                                            best, best_low, held, q_scale, column, valid, doc, first, past <= first,
+                                            bases, tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ,
+                                            block_log2, winner_columns, d_item, d_bits is not None,
+                                        )  # fmt: skip
                                     best = none
                                     best_low = nowhere
                                     before = past
                                     doc += 1
                                     first, past, start, end_row = enter(
-                                        doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                                        doc, last, start, end_row, starts, ends, LD, d_item, TD, edges, CONSECUTIVE
                                     )
                                     run = (doc < last) & (first >= before) & (first < row + BLOCK_LD)
                                     inside = run
@@ -239,6 +247,8 @@ def _score_partition(
                     waiting, last1, last2, last3 = wait_for_four(
                         best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ, block_log2
                     )  # fmt: skip
+                elif SPLIT:
+                    keep_piece(best, valid, pieces_ptr + doc * 2 * ROWS)
                 else:
                     finish(
                         best, best_low, held, q_scale, column, valid, doc, first, past <= first, bases, tile, out_ptr,
@@ -249,7 +259,7 @@ def _score_partition(
                 best_low = nowhere
                 doc += 1
                 first, past, start, end_row = enter(
-                    doc, last, start, end_row, starts, ends, LD, d_item, TD, CONSECUTIVE
+                    doc, last, start, end_row, starts, ends, LD, d_item, TD, edges, CONSECUTIVE
                 )
         if WAIT:
             if waiting > 0:
@@ -264,7 +274,7 @@ def _hopper_scores_kernel(
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
-    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     RINGS: gl.constexpr = 1 if PAIRED else 2
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_D], d_desc.dtype)
@@ -284,16 +294,16 @@ def _hopper_scores_kernel(
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES)),
+            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
         (_score_partition, (
             other, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES)),
+            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, PAIRED, 0, BLOCK_LD, STAGES)),
+            BY_TOKENS, PAIRED, 0, BLOCK_LD, STAGES, SPLIT)),
         (_load_partition, (
             other, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, PAIRED, 1, BLOCK_LD, STAGES)),
+            BY_TOKENS, PAIRED, 1, BLOCK_LD, STAGES, SPLIT)),
     ], [4, 1, 1], [232, 40, 40])  # fmt: skip

@@ -2,7 +2,8 @@
 
 The work is every query tile with every document, query tile by query tile; a stream is a run of it with an equal share
 of tokens (documents that follow one another) or of documents. Every partition of a program finds the same run, and the
-same tiles, by itself.
+same tiles, by itself. A stream begins with a document, or SPLIT inside of one, a multiple of BLOCK_LD tokens from its
+first: so few documents too are equal shares.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def clamped(row, TD):
 
 
 @gluon.jit
-def enter(doc, last, start, end, starts, ends, LD, d_item, TD, CONSECUTIVE: gl.constexpr = False):
+def enter(doc, last, start, end, starts, ends, LD, d_item, TD, edges=None, CONSECUTIVE: gl.constexpr = False):
     """Row of a document's first token, and one past the last, from what was fetched of it; and what is fetched of the
-    next one. CONSECUTIVE: a document begins where the one before it ends; start comes and goes `clamped`."""
+    next one. edges: from `edges_of`. CONSECUTIVE: a document begins where the one before it ends; start comes and goes
+    `clamped`."""
     if starts is None:
         first = doc * d_item
         past = first + LD
@@ -36,6 +38,11 @@ def enter(doc, last, start, end, starts, ends, LD, d_item, TD, CONSECUTIVE: gl.c
         edge = clamped(end, TD)
         first = start if CONSECUTIVE else clamped(start, TD)
         past = first + min(max(edge - first, 0), LD)
+    if edges is not None:
+        begin, head, tail = edges
+        past = gl.where(doc == last - 1, min(past, first + tail), past)
+        first = gl.where(doc == begin, first + head, first)
+        past = max(past, first)
     next_start, next_end = fetch(doc + 1, last, starts, ends)
     return first, past, edge if CONSECUTIVE else next_start, next_end
 
@@ -45,6 +52,14 @@ def segment(at, end, ND):
     """The part of a stream that belongs to one query tile: which, its first document, and one past its last."""
     tile = at // ND
     return tile, (at - tile * ND).to(gl.int32), min(end - tile * ND, ND.to(gl.int64)).to(gl.int32)
+
+
+@gluon.jit
+def edges_of(at, end, cuts, tile, doc, last, ND, LD):
+    """Of a segment of a stream with cuts: its first document, how many tokens of it the stream before has, and how
+    many of the last document are not left to the next."""
+    begin, head, tail = cuts
+    return doc, gl.where(at == begin, head, 0), gl.where(tile * ND + last == end, tail, LD)
 
 
 @gluon.jit
@@ -77,6 +92,41 @@ def cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS: gl.constexpr, WARPS
     else:
         at = (stream.to(gl.int64) * q_tiles * ND) // streams
     return at
+
+
+@gluon.jit
+def _cut_inside(stream, streams, q_tiles, ND, LD, TD, starts, BLOCK_LD: gl.constexpr, WARPS: gl.constexpr):
+    """`cut` for equal shares of tokens, whatever documents they belong to; and how many of that document's lie before.
+    A query tile begins with its document 0."""
+    tokens = ND.to(gl.int64) * LD if starts is None else TD.to(gl.int64)
+    token = (stream.to(gl.int64) * q_tiles * tokens) // streams
+    tile = token // tokens
+    row = token - tile * tokens
+    doc = row * 0
+    before = doc
+    if starts is None:
+        doc = row // LD
+        before = row - doc * LD
+    elif row > 0:
+        doc += max(_first_from(row + 1, starts, ND, WARPS) - 1, 0)
+        before = max(row - clamped(gl.load(starts + doc), TD), 0)
+    return tile * ND + doc, (before // BLOCK_LD * BLOCK_LD).to(gl.int32)
+
+
+@gluon.jit
+def share(
+    stream, streams, q_tiles, ND, LD, TD, starts,
+    BY_TOKENS: gl.constexpr, SPLIT: gl.constexpr, BLOCK_LD: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Where the work of a stream begins and ends, as in `cut`; SPLIT: and for `edges_of` where in its first and last
+    document. `queries.sum_pieces` finds by the same rule which streams had a document."""
+    if SPLIT:
+        at, head = _cut_inside(stream, streams, q_tiles, ND, LD, TD, starts, BLOCK_LD, WARPS)
+        end, tail = _cut_inside(stream + 1, streams, q_tiles, ND, LD, TD, starts, BLOCK_LD, WARPS)
+        return at, end + gl.where(tail > 0, 1, 0), (at, head, gl.where(tail > 0, tail, LD))
+    else:
+        at = cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS, WARPS)
+        return at, cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, WARPS), (0, 0, 0)
 
 
 @gluon.jit
@@ -113,21 +163,22 @@ def next_kept(bits, row, BLOCK_LD: gl.constexpr):
 def each_tile(
     stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item,
     BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, WARPS: gl.constexpr, visit: gl.constexpr, rest,
+    SPLIT: gl.constexpr = False,
 ):  # fmt: skip
     """Calls visit(step, row, *rest) for the tiles of a stream, in order; returns how many there are."""
-    at = cut(stream, streams, q_tiles, ND, TD, starts, BY_TOKENS, WARPS)
-    end = cut(stream + 1, streams, q_tiles, ND, TD, starts, BY_TOKENS, WARPS)
+    at, end, cuts = share(stream, streams, q_tiles, ND, LD, TD, starts, BY_TOKENS, SPLIT, BLOCK_LD, WARPS)
     step = 0
     while at < end:
         tile, doc, last = segment(at, end, ND)
+        edges = edges_of(at, end, cuts, tile, doc, last, ND, LD) if SPLIT else None
         start, end_row = fetch(doc, last, starts, ends)
-        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+        first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, edges)
         while doc < last:
             run = past > first
             row = first
             if not run:
                 doc += 1
-                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+                first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, edges)
             while run:
                 if d_bits is not None:
                     row = next_kept(d_bits, row, BLOCK_LD)
@@ -137,7 +188,7 @@ def each_tile(
                 while run & (past <= row):
                     before = past
                     doc += 1
-                    first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
+                    first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, edges)
                     run = (doc < last) & (first >= before) & (first < row)
         at = tile * ND + last
     return step

@@ -280,6 +280,14 @@ def wait_for_four(
 
 
 @gluon.jit
+def keep_piece(best, valid, pieces_ptr):
+    """Stores the maxima of a piece of a document by query tokens, as `finish` adds them up."""
+    value = gl.reduce(best, 1, maximum)
+    token = _token(gl.arange(0, ROWS, layout=gl.SliceLayout(1, LANES)))
+    gl.store(pieces_ptr + token, gl.where(valid | (value == float("-inf")), value, 0.0))
+
+
+@gluon.jit
 def finish(
     best, best_low, held, q_scale, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
     ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,

@@ -1,4 +1,5 @@
-"""The two small kernels around the forward: which query tokens are kept, and the sum of a long query's blocks."""
+"""The small kernels around the forward: which query tokens are kept, and the sum of a long query's blocks, on Hopper of
+pieces of documents too."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .arithmetic import maximum
 from .launches import Launch
 from .sides import Side, base, span
 
@@ -58,3 +60,52 @@ def sum_parts(parts: Tensor, out: Tensor, first: int, columns: int, items: int, 
     programs = (-(-count // 256), 1, 1)
     arguments = (first, columns, items, count, blocks, 256)
     return Launch(_sum_parts_kernel[programs](parts, out, *arguments), programs, arguments)
+
+
+@triton.jit
+def _begins(doc, starts, ND, LD, TD):
+    """Which of all document tokens is a document's first; one past the last for the document after the last."""
+    if starts is None:
+        first = doc.to(tl.int64) * LD
+    else:
+        first = tl.load(starts + tl.minimum(doc, ND - 1)).to(tl.int64)
+        first = tl.where(doc < ND, tl.minimum(tl.maximum(first, 0), TD), TD)
+    return first
+
+
+@triton.jit(do_not_specialize=("ND", "LD", "TD", "q_tiles", "parts", "streams"))
+def _sum_pieces_kernel(pieces_ptr, out_ptr, starts, ND, LD, TD, q_tiles, parts, streams, BLOCK_LD: tl.constexpr):
+    """One program a score: the maxima of 128 query tokens over the pieces of the document, their sum as a tree of
+    adjacent pairs, and the sum of those sums in order."""
+    score = tl.program_id(0)
+    doc = score % ND
+    row = tl.arange(0, 128)
+    tokens = _begins(ND, starts, ND, LD, TD)
+    # A stream begins at token stream · q_tiles · tokens // streams, there in the last document that begins at or before
+    # it; at the document's first token if fewer than BLOCK_LD lie between. A query tile begins with document 0.
+    past = tl.maximum(_begins(doc + 1, starts, ND, LD, TD), 1)
+    begun = tl.minimum(_begins(doc, starts, ND, LD, TD) + BLOCK_LD, past)
+    total = tl.full([1], -0.0, tl.float32)
+    for part in range(parts):
+        tile = (score // ND).to(tl.int64) * parts + part
+        pair = tile // 2
+        first = ((pair * tokens + begun) * streams - 1) // (q_tiles * tokens)  # the last that begins before
+        last = ((pair * tokens + past) * streams - 1) // (q_tiles * tokens)
+        value = tl.full([128], float("-inf"), tl.float32)
+        for stream in range(first, last + 1):
+            value = maximum(value, tl.load(pieces_ptr + ((pair * ND + doc + stream) * 2 + tile % 2) * 128 + row))
+        for level in tl.static_range(7):
+            value = tl.sum(tl.reshape(value, [64 >> level, 2]), 1)
+        total += value
+    tl.store(out_ptr + score + tl.arange(0, 1), total)
+
+
+def sum_pieces(
+    pieces: Tensor, out: Tensor, starts: Tensor | None, queries: int, documents: int, length: int, rows: int,
+    q_tiles: int, parts: int, streams: int, block: int,
+) -> Launch:  # fmt: skip
+    """Scores of long queries from the maxima that streams found of documents: pieces `[q_tiles · documents + streams,
+    2, 128]`, of a document and a stream at the sum of their numbers."""
+    programs = (queries * documents, 1, 1)
+    arguments = (starts, documents, length, rows, q_tiles, parts, streams, block)
+    return Launch(_sum_pieces_kernel[programs](pieces, out, *arguments, num_warps=1), programs, arguments)
