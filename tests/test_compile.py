@@ -65,6 +65,12 @@ def test_pairs_matches_and_topk(lane):
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+def test_pairs_out_of_range_are_clamped(lane):
+    q, d = inputs(lane)
+    wild, tame = torch.tensor([[0, -1], [9, 99], [-5, 2]]), torch.tensor([[0, 0], [2, 4], [0, 2]])
+    assert torch.equal(traced(lane.score_pairs)(q, d, wild), lane.score_pairs(q, d, tame))
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_gradients_over_shapes(lane, dynamic):
     """Cases 68 and 69: with work around the call and a scale that does not turn into float64."""

@@ -326,7 +326,9 @@ def _pairs(pairs: Any, NQ: int, ND: int, device: torch.device) -> tuple[Tensor |
         raise TypeError(f"pairs must be int32 or int64, got {index.dtype}")
     if index.shape[0] and (NQ == 0 or ND == 0):
         raise ValueError(f"{index.shape[0]} pairs but {NQ} queries and {ND} documents")
-    if index.device.type == "cpu" and index.shape[0] and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # values are not looked at
+        index = torch.stack((index[:, 0].clamp(0, max(NQ - 1, 0)), index[:, 1].clamp(0, max(ND - 1, 0))), 1)
+    elif index.device.type == "cpu" and index.shape[0]:
         low, high = index.amin(0).tolist(), index.amax(0).tolist()
         if low[0] < 0 or low[1] < 0 or high[0] >= NQ or high[1] >= ND:
             raise ValueError(f"pairs must lie in 0..{NQ - 1} and 0..{ND - 1}, got {low} to {high}")

@@ -43,8 +43,9 @@ def score(
             nested tensor, in float16, bfloat16 or float32 (float64 on the CPU). They move to the documents' device.
         documents: the same forms and dtype; or candidates of each query, `[NQ, K, LD, D]` or a list of lists. Never
             moved or copied, but a list costs one packed copy.
-        query_mask: boolean, True = keep, any pattern: `[NQ, LQ]`, for a list one mask an item, for `Packed` and `Views`
-            `[T]`.
+        query_mask: boolean, True = keep, any pattern: `[NQ, LQ]`, for a list one mask an item (or one
+            `[N, longest]`, of which each item takes as many entries as it has tokens, from the left), for `Packed` and
+            `Views` `[T]`.
         document_mask: the same for documents (`[NQ, K, LD]` with candidates).
         masked: "exclude": masked document tokens take no part. "zero": they compete with similarity 0, as padding with
             zero vectors does.
@@ -98,7 +99,8 @@ def score_pairs(
         float32 (float64 for float64 inputs) `[P]`, each with the bits that `score` gives that pair.
 
     Raises:
-        as `score`; ValueError also for pairs out of range (checked where they are on the CPU, clamped on a GPU).
+        as `score`; ValueError also for pairs out of range (checked where they are on the CPU, clamped on a GPU and
+        in a compiled function).
     """
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize, pairs, pairwise=True)
     return differentiable_scores(problem, backend)
