@@ -300,6 +300,14 @@ def test_long_queries_in_chunks(monkeypatch):
         same(tokens(3, 300, 64), d, None, mask)
 
 
+@pytest.fixture
+def splits(monkeypatch):
+    """Programs share documents wherever they can."""
+    from maxsim.kernels import hopper_launch
+
+    monkeypatch.setattr(hopper_launch, "splits_documents", lambda *args: True)
+
+
 def few_documents(count: int, length: int, form: str, D: int = 128) -> torch.Tensor | Packed:
     """Of `length` tokens (padded), or as many on average and some far from it (ragged)."""
     if form == "padded":
@@ -311,6 +319,7 @@ def few_documents(count: int, length: int, form: str, D: int = 128) -> torch.Ten
     return packed(sizes, D)
 
 
+@pytest.mark.usefixtures("splits")
 @pytest.mark.parametrize("form", ["padded", "strided", "ragged"])
 @pytest.mark.parametrize(("NQ", "LQ"), [(1, 300), (1, 512), (2, 1024), (3, 300)])
 @pytest.mark.parametrize("ND", [1, 2, 5, 100])
@@ -324,6 +333,7 @@ def test_few_long_documents(form, NQ, LQ, ND):
             assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
 
 
+@pytest.mark.usefixtures("splits")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("D", [48, 256])
 def test_few_long_documents_of_other_widths(D, dtype):
@@ -354,6 +364,7 @@ def test_which_long_documents_are_shared(monkeypatch):
     assert shared == []
 
 
+@pytest.mark.usefixtures("splits")
 def test_few_long_documents_and_queries_of_any_form():
     """Empty documents, where a tile of query tokens begins too; empty queries; tokens before and behind documents."""
     q = tokens(3, 300, 128)
@@ -370,6 +381,7 @@ def test_few_long_documents_and_queries_of_any_form():
         same(q, Packed(buffer, (d.offsets + 400).cuda(), max(sizes)), winners=False)
 
 
+@pytest.mark.usefixtures("splits")
 def test_few_long_documents_that_are_not_finite():
     for value in (NAN, INF, -INF):
         for form in ("padded", "ragged"):
@@ -380,6 +392,7 @@ def test_few_long_documents_that_are_not_finite():
     same(-torch.ones(2, 300, 128, device="cuda").half(), torch.full((3, 900, 128), INF, device="cuda").half())
 
 
+@pytest.mark.usefixtures("splits")
 def test_few_long_documents_in_a_graph():
     q, d = tokens(1, 512, 128), few_documents(20, 1000, "ragged")
     maxsim.score(q, d, backend="hopper")
@@ -391,6 +404,7 @@ def test_few_long_documents_in_a_graph():
     assert torch.equal(got, maxsim.score(q, d, backend="triton"))
 
 
+@pytest.mark.usefixtures("splits")
 def test_long_wrong_offsets_on_the_device_are_clamped():
     buffer, q = tokens(4000, 64), tokens(1, 300, 64)
     for offsets in ([0, 5000, 20, -7, 4000], [0, 10**12, -(10**12), 3, 10**9], [3000, 2000, 1000, 500, 0]):
