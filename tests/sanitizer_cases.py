@@ -1,0 +1,52 @@
+"""Small problems for every kernel, for `scripts/sanitize` to run under compute-sanitizer."""
+
+from __future__ import annotations
+
+import torch
+
+import maxsim
+from maxsim.kernels import hopper_launch
+
+
+def tokens(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, device="cuda")
+
+
+def ragged(sizes: torch.Tensor, dtype: torch.dtype = torch.float16) -> maxsim.Packed:
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return maxsim.Packed(tokens(int(offsets[-1]), 128, dtype=dtype), offsets)
+
+
+def train(queries: torch.Tensor, documents: torch.Tensor, backend: str) -> None:
+    q, d = queries.clone().requires_grad_(), documents.clone().requires_grad_()
+    maxsim.score(q, d, backend=backend).sum().backward()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    packed = ragged(torch.randint(0, 90, (23,)))
+    kept = torch.rand(packed.tokens.shape[0], device="cuda") < 0.5
+    cases = [
+        (tokens(9, 40, 128), packed, None),
+        (tokens(9, 40, 128), packed, kept),
+        (tokens(3, 300, 128), tokens(7, 130, 128), None),
+        (tokens(1, 100, 128), packed, None),
+        (tokens(2, 40, 256), tokens(3, 70, 256), None),
+        (tokens(1, 20, 128), packed, None),
+    ]
+    single = torch.float32
+    cases += [(tokens(3, 100, 128, dtype=single), ragged(torch.randint(0, 90, (9,)), single), None)]
+    backends = ["triton", "hopper"] if torch.cuda.get_device_capability() == (9, 0) else ["triton"]
+    for backend in backends:
+        for queries, documents, mask in cases:
+            maxsim.score(queries, documents, None, mask, backend=backend)
+            maxsim.matches(queries, documents, None, mask, backend=backend)
+        train(tokens(5, 40, 128), tokens(7, 90, 128), backend)
+    hopper_launch.splits_documents = lambda *sizes: True
+    maxsim.score(tokens(1, 300, 128), tokens(3, 600, 128), backend=backends[-1])
+    torch.cuda.synchronize()
+    print("all cases ran")
+
+
+if __name__ == "__main__":
+    main()
