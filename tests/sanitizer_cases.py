@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import torch
 
 import maxsim
@@ -17,36 +21,43 @@ def ragged(sizes: torch.Tensor, dtype: torch.dtype = torch.float16) -> maxsim.Pa
     return maxsim.Packed(tokens(int(offsets[-1]), 128, dtype=dtype), offsets)
 
 
-def train(queries: torch.Tensor, documents: torch.Tensor, backend: str) -> None:
-    q, d = queries.clone().requires_grad_(), documents.clone().requires_grad_()
-    maxsim.score(q, d, backend=backend).sum().backward()
-
-
-def main() -> None:
+def cases() -> Iterator[Callable[[], object]]:
     torch.manual_seed(0)
     packed = ragged(torch.randint(0, 90, (23,)))
     kept = torch.rand(packed.tokens.shape[0], device="cuda") < 0.5
-    cases = [
+    single = torch.float32
+    problems = [
         (tokens(9, 40, 128), packed, None),
         (tokens(9, 40, 128), packed, kept),
         (tokens(3, 300, 128), tokens(7, 130, 128), None),
         (tokens(1, 100, 128), packed, None),
         (tokens(2, 40, 256), tokens(3, 70, 256), None),
         (tokens(1, 20, 128), packed, None),
+        (tokens(3, 100, 128, dtype=single), ragged(torch.randint(0, 90, (9,)), single), None),
     ]
-    single = torch.float32
-    cases += [(tokens(3, 100, 128, dtype=single), ragged(torch.randint(0, 90, (9,)), single), None)]
     backends = ["triton", "hopper"] if torch.cuda.get_device_capability() == (9, 0) else ["triton"]
     for backend in backends:
-        for queries, documents, mask in cases:
-            maxsim.score(queries, documents, None, mask, backend=backend)
-            maxsim.matches(queries, documents, None, mask, backend=backend)
-        train(tokens(5, 40, 128), tokens(7, 90, 128), backend)
+        for queries, documents, mask in problems:
+            for call in (maxsim.score, maxsim.matches):
+                yield partial(call, queries, documents, None, mask, backend=backend)
+    yield partial(train, tokens(5, 40, 128), tokens(7, 90, 128))
     hopper_launch.splits_documents = lambda *sizes: True
-    maxsim.score(tokens(1, 300, 128), tokens(3, 600, 128), backend=backends[-1])
+    yield partial(maxsim.score, tokens(1, 300, 128), tokens(3, 600, 128), backend=backends[-1])
+
+
+def train(queries: torch.Tensor, documents: torch.Tensor) -> None:
+    q, d = queries.requires_grad_(), documents.requires_grad_()
+    maxsim.score(q, d).sum().backward()
+
+
+def main(part: int = 0, parts: int = 1) -> None:
+    """Runs every case, or of so many parts one: kernels are compiled sooner by several processes."""
+    for i, case in enumerate(cases()):
+        if i % parts == part:
+            case()
     torch.cuda.synchronize()
     print("all cases ran")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))
