@@ -153,6 +153,7 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         known |= {
             "hopper": dense(tokens(128, 32, 128), tokens(4, 300, 128)),
             "hopper-bfloat16-wide": dense(tokens(2, 300, 256, dtype=brain), tokens(4, 200, 256, dtype=brain)),
+            "hopper-unaligned": dense(tokens(8, 32, 132)[..., :128], tokens(4, 300, 128)),
             "hopper-split": dense(tokens(1, 300, 128), tokens(70, 600, 128)),
             "hopper-split-ragged": dense(tokens(2, 300, 256, dtype=brain), packed(brain, 50, 256, 300)),
             "hopper-narrow": dense(tokens(1, 128, 48), tokens(4, 300, 48)),

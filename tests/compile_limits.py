@@ -14,7 +14,7 @@ NEVER_SPILL = (
     "candidates", "float32-highest", "float32-high", "float32-medium", "train-pairs",
 )  # fmt: skip
 HOPPER = (
-    "hopper", "hopper-bfloat16-wide", "hopper-split", "hopper-split-ragged",
+    "hopper", "hopper-bfloat16-wide", "hopper-unaligned", "hopper-split", "hopper-split-ragged",
     "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
     "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",
     "hopper-few-matches", "hopper-float32", "hopper-float32-high", "hopper-float32-ragged",

@@ -195,6 +195,26 @@ def test_strides():
     assert not torch.equal(got[:, 0], got[:, 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("NQ", "LQ"), [(1, 20), (1, 100), (5, 32), (2, 300)])
+def test_queries_wherever_they_lie(NQ, LQ, dtype):
+    """Rows that are loaded 16 bytes at once, and rows that are not; as many documents as streams, fewer, more."""
+    buffer = tokens(NQ * LQ * 140 + 9, dtype=dtype)
+    for D in (128, 120, 100):
+        contiguous = tokens(NQ, LQ, D, dtype=dtype, seed=1)
+        apart = buffer[1 : 1 + NQ * LQ * D].view(NQ, LQ, D)
+        wide = buffer[: NQ * LQ * 136].view(NQ, LQ, 136)[..., :D]
+        odd = buffer[: NQ * LQ * 139].view(NQ, LQ, 139)[..., 8 : 8 + D]
+        mask = torch.rand(NQ, LQ, generator=torch.Generator().manual_seed(LQ)).cuda() < 0.7
+        for ND in (1, 60, 132, 264, 1000):
+            d = tokens(ND, 70, 128, dtype=dtype, seed=2)[..., :D]
+            for q in (contiguous, apart, wide, odd):
+                got = same(q, d, winners=False)
+                assert torch.equal(got, maxsim.score(q.contiguous(), d, backend="hopper"))
+            if ND == 60:
+                same(wide, d, query_mask=mask)
+
+
 @pytest.mark.parametrize("pattern", ["prefix", "left", "holes", "blocks", "none", "all"])
 @pytest.mark.parametrize("form", ["padded", "packed"])
 @pytest.mark.parametrize("NQ", [1, 2, 5])

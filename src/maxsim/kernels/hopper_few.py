@@ -28,9 +28,9 @@ from .gluon_names import (
     wgmma_wait,
 )
 from .hopper_launch import GLUON, HopperLaunch
-from .hopper_scores import RUN_TIME, TABLES, _load_partition
+from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
 from .hopper_stream import cut, enter, fetch, next_kept, segment
-from .hopper_tile import maximum, pair_sums, query_tokens
+from .hopper_tile import keep_queries, maximum, pair_sums, query_tokens
 from .queries import kept_rows
 from .scores import Outputs
 from .sides import Side
@@ -86,7 +86,7 @@ def _few_partition(
     stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr,
+    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against all query rows."""
@@ -98,13 +98,7 @@ def _few_partition(
         gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(1, by_row)), 0, 1, q_starts, q_ends, q_kept_rows, q_kept,
         NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
     )  # fmt: skip
-    for c in gl.static_range(0, BLOCK_D, 64):
-        d = c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
-        q = gl.load(
-            q_ptr + q_at[:, None] + (d.to(gl.int64) * q_col)[None, :],
-            mask=q_live[:, None] & (d < D)[None, :], other=0.0,
-        )  # fmt: skip
-        q_smem.slice(c, 64, 1).store(q)
+    keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, Q_ALIGNED)
     fence_async_shared()
     thread_barrier()
     _, column, valid = query_tokens(
@@ -180,7 +174,7 @@ def _hopper_few_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr,
+    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_LQ, BLOCK_D], d_desc.dtype)
@@ -193,12 +187,13 @@ def _hopper_few_kernel(
         mbarrier.init(empty.index(i), count=1)
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
+    begin(stream, streams, 1, d_desc, d_smem.index(0), full.index(0), starts, d_bits, ND, TD, d_item)
     gl.warp_specialize([
         (_few_partition, (
             stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES)),
         (_load_partition, (
             stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
             BY_TOKENS, True, 0, BLOCK_LD, STAGES)),
@@ -225,7 +220,7 @@ def hopper_few(
         min(d.length, d_rows),  # 32 bits
         q.rows, d_rows, D, block.bit_length() - 1, q.item, q.row, q.col, d_item,
         0 if out.winners is None else out.winners.shape[1],
-        q.consecutive, d.consecutive, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages,
+        q.consecutive, q.aligned, d.consecutive, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages,
     )  # fmt: skip
     kernel = _hopper_few_kernel[programs](
         TensorDescriptor(d.data, *describe), q.data, out.scores, *arguments, num_warps=4, maxnreg=config.registers

@@ -28,7 +28,7 @@ from .gluon_names import (
     wgmma_wait,
 )
 from .hopper_halves import keep_halves, of_halves, scaled
-from .hopper_stream import clamped, each_tile, edges_of, enter, fetch, kept_words, next_kept, segment, share
+from .hopper_stream import clamped, cut, each_tile, edges_of, enter, fetch, kept_words, next_kept, segment, share
 from .hopper_tile import (
     LANES,
     OWN,
@@ -38,6 +38,7 @@ from .hopper_tile import (
     columns,
     finish,
     keep_piece,
+    keep_queries,
     kept,
     lane_maximum,
     maximum,
@@ -60,11 +61,30 @@ TABLES = (
 
 
 @gluon.jit
-def _bring(step, row, d_desc, d_smem, full, empty, FIRST: gl.constexpr, STAGES: gl.constexpr):
+def _begins_early(streams, q_tiles, starts, d_bits, ND, SPLIT: gl.constexpr):
+    """Whether `begin` asks for the first tiles: where they are known at once, and every stream has one."""
+    if starts is None and d_bits is None and not SPLIT:
+        return q_tiles * ND.to(gl.int64) >= streams
+    else:
+        return False
+
+
+@gluon.jit
+def begin(stream, streams, q_tiles, d_desc, d_smem, full, starts, d_bits, ND, TD, d_item, SPLIT: gl.constexpr = False):
+    """Asks for a stream's first tile before there are partitions, which take a microsecond to begin."""
+    if _begins_early(streams, q_tiles, starts, d_bits, ND, SPLIT):
+        doc = (cut(stream, streams, q_tiles, ND, TD, starts, False, 4) % ND).to(gl.int32)
+        mbarrier.expect(full, d_desc.block_type.nbytes)
+        tma_load(d_desc, [doc * d_item, 0], full, d_smem)
+
+
+@gluon.jit
+def _bring(step, row, d_desc, d_smem, full, empty, begun, FIRST: gl.constexpr, STAGES: gl.constexpr):
     stage = FIRST + step % STAGES
-    mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-    mbarrier.expect(full.index(stage), d_desc.block_type.nbytes)
-    tma_load(d_desc, [row, 0], full.index(stage), d_smem.index(stage))
+    if (step > 0) | (not begun):
+        mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+        mbarrier.expect(full.index(stage), d_desc.block_type.nbytes)
+        tma_load(d_desc, [row, 0], full.index(stage), d_smem.index(stage))
 
 
 @gluon.jit
@@ -76,9 +96,10 @@ def _load_partition(
     """One warp: brings the tiles of a stream into its ring. Paired warpgroups have one stream."""
     if PAIRED and HALF == 1:
         return
+    begun = _begins_early(streams, q_tiles, starts, d_bits, ND, SPLIT)
     each_tile(
         stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 1,
-        _bring, (d_desc, d_smem, full, empty, HALF * STAGES, STAGES), SPLIT,
+        _bring, (d_desc, d_smem, full, empty, begun, HALF * STAGES, STAGES), SPLIT,
     )  # fmt: skip
 
 
@@ -87,8 +108,9 @@ def _score_partition(
     stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, d_low, d_scale, full, empty,
     NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr,
-    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr = False,
+    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
+    HALF: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr = False,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against 128 query rows.
 
@@ -132,16 +154,10 @@ def _score_partition(
         q_scale = None
         if d_scale is not None:
             q_high, q_scale = keep_halves(
-                q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, LANES
+                q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, LANES, Q_ALIGNED
             )
         else:
-            for c in gl.static_range(0, BLOCK_D, 64):
-                d = c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
-                q = gl.load(
-                    q_ptr + q_at[:, None] + (d.to(gl.int64) * q_col)[None, :],
-                    mask=q_live[:, None] & (d < D)[None, :], other=0.0,
-                )  # fmt: skip
-                q_tile.slice(c, 64, 1).store(q)
+            keep_queries(q_ptr, q_at, q_live, q_col, D, q_tile, by_row, Q_ALIGNED)
         fence_async_shared()
         thread_barrier()
         _, column, valid = query_rows(
@@ -273,7 +289,7 @@ def _hopper_scores_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
+    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     RINGS: gl.constexpr = 1 if PAIRED else 2
@@ -288,18 +304,23 @@ def _hopper_scores_kernel(
     stream = gl.program_id(0) * RINGS
     other = stream + RINGS - 1
     streams = gl.num_programs(0) * RINGS
+    for r in gl.static_range(RINGS):
+        begin(
+            stream + r, streams, q_tiles, d_desc, d_smem.index(r * STAGES), full.index(r * STAGES), starts, d_bits,
+            ND, TD, d_item, SPLIT,
+        )  # fmt: skip
     # registers: a multiprocessor has 512 for each thread of a warpgroup, and there are three
     gl.warp_specialize([
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
         (_score_partition, (
             other, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
             BY_TOKENS, PAIRED, 0, BLOCK_LD, STAGES, SPLIT)),

@@ -29,6 +29,13 @@ class Side(NamedTuple):
     mask_item: int
     mask_row: int
 
+    @property
+    def aligned(self) -> bool:
+        """Whether rows begin and end at multiples of 16 bytes."""
+        wide = 16 // self.data.element_size()
+        strides = self.group % wide + self.item % wide + self.row % wide + self.data.shape[-1] % wide
+        return self.col == 1 and strides == 0 and self.data.data_ptr() % 16 == 0
+
 
 @triton.jit
 def span(n, starts, ends, length, rows):
