@@ -102,8 +102,8 @@ def index_texts(
             if not there:
                 raise
             raise SourceError(
-                f"id {next(iter(there))!r} is already in the corpus: another process has added it meanwhile; when that is "
-                "done, the same command adds what is left"
+                f"id {next(iter(there))!r} is already in the corpus: another process has added it meanwhile; when it "
+                "has ended, the same command adds what is left"
             ) from None
         added, replaced = added + len(ids) - old, replaced + old
         pending.clear()

@@ -43,6 +43,8 @@ def numbers(value: Any, what: str, kind: str) -> Tensor:
         if value.layout != torch.strided:
             raise TypeError(f"{what} must be a dense tensor, got layout {value.layout}")
         return value
+    if torch.compiler.is_compiling():  # which traces an array's values, not its dtype
+        return torch.from_numpy(np.array(value))
     try:
         array = np.array(value)
     except ValueError:
