@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from .run import Outcome, Row
 
 # header and width, the first column to the left
-_CASE = {"contender": 31, "ms": 9, "p20": 9, "p80": 9, "host µs": 9, "MiB": 9, "error": 9}
+_CASE = {"contender": 33, "ms": 9, "p20": 9, "p80": 9, "host µs": 9, "MiB": 9, "error": 9}
 _CASE |= {"TFLOP/s": 9, "TB/s": 9, "of limit": 9, "× maxsim": 9, "first s": 8}
-_SUMMARY = {"case": 46, "maxsim ms": 10, "of limit": 9, "limit": 6, "best peer": 31, "ms": 9, "faster": 8}
+_SUMMARY = {"case": 46, "maxsim ms": 10, "of limit": 9, "limit": 6, "best peer": 33, "ms": 9, "faster": 8}
 _SUMMARY |= {"host µs": 9, "× 3 calls": 10}
 
 THREE_CALLS = "matmul-amax-sum"  # what a host time is compared with
@@ -32,7 +32,7 @@ def _figures(value: float) -> str:
 
 
 def is_ours(row: Row) -> bool:
-    return row.contender.split(":")[0].removesuffix("-high") == "maxsim"
+    return row.contender.split(":")[0] in ("maxsim", "maxsim-high", "maxsim-medium")
 
 
 def ours(outcome: Outcome) -> Row | None:
@@ -60,7 +60,7 @@ def case_table(outcome: Outcome) -> str:
     ]
     for row in outcome.rows:
         if row.timing is None:
-            lines.append(f"  {row.contender:31}   {row.note or 'no time'}")
+            lines.append(f"  {row.contender:33}   {row.note or 'no time'}")
             continue
         median = row.timing.median_ms
         cells = [
