@@ -332,6 +332,9 @@ def test_steps_of_the_host_are_contenders(limits):
     for step in ("unplanned", "operator", "compiled", "winners", "autograd"):
         assert rows[f"maxsim:{step}"].error == rows["maxsim"].error
     assert rows["maxsim:checks"].error is None
+    shown = {line.split()[0]: line for line in table.case_table(outcome).splitlines()[4:]}
+    assert "%" not in shown["maxsim:checks"]
+    assert "%" in shown["maxsim:operator"]
     assert run_tiny(["maxsim:checks"], limits, case=TINY + "-train").rows[0].note == "a step of plain scores"
 
 

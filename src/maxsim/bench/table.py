@@ -46,6 +46,16 @@ def best_peer(outcome: Outcome) -> Row | None:
     return min(rivals, key=lambda row: row.timing.median_ms if row.timing else 0.0, default=None)
 
 
+def _whole(row: Row) -> bool:
+    """Whether a row does the work of its case, and is not one step of a call."""
+    return row.error is not None or ":" not in row.contender
+
+
+def _rates(outcome: Outcome, median: float) -> list[str]:
+    share = 100 * outcome.floor_ms[0] / median
+    return [f"{outcome.flop / median / 1e9:.3g}", f"{outcome.bytes / median / 1e9:.3g}", f"{share:.1f} %"]
+
+
 def case_table(outcome: Outcome) -> str:
     """A case: every contender's times, memory, error, rates, share of the limit, and time relative to ours."""
     floor, limit = outcome.floor_ms
@@ -69,9 +79,7 @@ def case_table(outcome: Outcome) -> str:
             _number(row.timing.host_us),
             _number(row.peak_mib),
             "–" if row.error is None else f"{row.error:.1e}",
-            f"{outcome.flop / median / 1e9:.3g}",
-            f"{outcome.bytes / median / 1e9:.3g}",
-            f"{100 * floor / median:.1f} %",
+            *(_rates(outcome, median) if _whole(row) else ["–"] * 3),
             _number(median / reference.timing.median_ms if reference and reference.timing else None, 2),
             _number(row.first_s),
         ]
