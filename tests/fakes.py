@@ -15,12 +15,15 @@ DIM = 16
 class WordEncoder:
     def __init__(self, name: str = "minilm", pause: float = 0.0) -> None:
         self.name, self.dim, self.pause = name, DIM, pause
-        self.limit, self.cut = 5, 0
+        self.limit, self.cut, self.were_cut = 5, 0, list[bool]()
+        self.query_limit, self.cut_queries = 6, 0
 
     def documents(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> list[torch.Tensor]:
         result = []
+        self.were_cut = []
         for text in texts:
             words = self.document_tokens(text)
+            self.were_cut.append(len(words) > self.limit)
             self.cut += len(words) > self.limit
             result.append(torch.tensor([vector(word) for word in words[: self.limit]]).reshape(-1, DIM))
             time.sleep(self.pause)
@@ -28,7 +31,10 @@ class WordEncoder:
                 progress(1)
         return result
 
-    queries = documents
+    def queries(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> list[torch.Tensor]:
+        words = [self.query_tokens(text) for text in texts]
+        self.cut_queries += sum(len(each) > self.query_limit for each in words)
+        return [torch.tensor([vector(word) for word in each[: self.query_limit]]).reshape(-1, DIM) for each in words]
 
     def document_tokens(self, text: str) -> list[str]:
         return text.lower().split()

@@ -15,7 +15,7 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sor
 
 # From the ground up; a room sees those below it, and a folder sees itself (but no backend another).
 LAYERS = [
-    {"errors", "reference", "precision", "packed", "kernels", "sources", "plans", "progress"},
+    {"errors", "reference", "precision", "packed", "devices", "kernels", "sources", "plans", "progress"},
     {"layout", "result", "encode"},
     {"gpu"},
     {"backends", "corpus"},
@@ -34,7 +34,7 @@ SAME_LEVEL = {("plans", "precision"), ("plans", "packed"), ("layout", "result"),
 ALONE = {
     "reference": set(),
     "kernels": {"kernels"},
-    "corpus": {"corpus", "errors", "packed"},
+    "corpus": {"corpus", "errors", "packed", "devices"},
     "errors": set(),
 }
 

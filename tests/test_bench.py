@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,64 @@ def test_a_suite_holds_different_cases_with_contenders(suite):
             usual = run.default_contenders(case, torch.device(device))
             assert usual[0] == "maxsim"
             assert all(run.contender(name).name == name for name in usual)
+
+
+USERS = """
+    16x32-32x300-d128-bfloat16-candidates 256x128-256x8192-d128-bfloat16 128x256-1024x2048-d48-bfloat16
+    1x32-16384x187-d128-float16-views 128x50-128x1030-d128-bfloat16-masked 128x50-128x1030-d320-bfloat16-masked
+    128x50-128x1024-d128-bfloat16-masked 128x50-128x1024-d320-bfloat16-masked 128x32-128x662-d128-bfloat16-ragged
+    128x32-128x662-d320-bfloat16-ragged 64x768-64x30-d128-bfloat16-train 1x4096-1000x1024-d128-float16
+    1x32-1000x300-d640-float16 1x32-1000x300-d1024-float16 1x32-1000x300-d2560-float16
+"""
+TRAINING = [
+    "128x32-256x300",
+    "64x32-64x1030",
+    "32x1024-32x1024",
+    "64x1024-64x1024",
+    "128x1024-128x1024",
+    "32x32-32x300",
+]
+
+
+def test_users_holds_the_shapes_of_their_configurations():
+    assert set(USERS.split()) <= {case.name for case in cases.SUITES["users"]}
+
+
+def test_training_holds_each_row_in_bfloat16_and_float32():
+    names = [case.name for case in cases.SUITES["training"]]
+    ends = {shape: "-candidates-train" if shape == "32x32-32x300" else "-train" for shape in TRAINING}
+    dtypes = ("bfloat16", "float32")
+    assert names == [f"{shape}-d128-{dtype}{ends[shape]}" for dtype in dtypes for shape in TRAINING]
+    for name in names:
+        usual = run.default_contenders(cases.parse(name), torch.device("cuda"))
+        assert {"maxsim", "naive", "matched", "flash-maxsim", "flash-maxsim-invgrid"} <= set(usual)
+        assert {f"late-interaction-kernels{mode}" for mode in ("", "-lowmem", "-unified")} <= set(usual)
+        assert ("maxsim-high" in usual) == ("naive-high" in usual) == ("float32" in name)
+
+
+def test_ragged_rows_have_the_persistent_kernel_among_them():
+    for case in (case for suite in cases.SUITES.values() for case in suite if case.ragged):
+        assert "flash-maxsim-persistent" in run.default_contenders(case, torch.device("cuda"))
+
+
+def small(case):
+    """The case at sizes for a CPU; as many queries as documents where pairs need it."""
+    return dataclasses.replace(case, NQ=min(case.NQ, 3), LQ=5, ND=3 if case.pairs else 4, LD=7, D=min(case.D, 48))
+
+
+@pytest.mark.parametrize("suite", ["forward", "users", "training", "host"])
+def test_each_row_of_a_suite_runs_for_each_contender_that_can(suite, limits):
+    """What cannot says why in words of its own: nothing fails, and nobody is wrong."""
+    done = set()
+    for case in dict.fromkeys(small(case) for case in cases.SUITES[suite]):
+        names = [
+            name for name in run.CONTENDERS if name not in ("compiled", "maxsim:compiled", "maxsim-cpu", "numkong")
+        ]
+        for row in run.run_case(case, names, 0.01, CPU, limits).rows:
+            assert row.timing or not any(word in row.note for word in ("Error", "wrong", "Exception")), (case.name, row)
+            done |= {row.contender} if row.timing else set()
+    assert {"maxsim", "naive"} <= done
+    assert "chunked" in done or suite == "training"
 
 
 def test_forward_holds_the_rows_of_the_paper():
@@ -238,6 +297,79 @@ def test_a_backend_can_be_forced(limits):
     assert table.ours(outcome).contender == "maxsim:cpu"
 
 
+def test_switches_for_float32_stand_beside_each_other(limits):
+    names = ["maxsim", "maxsim-high", "maxsim-medium", "naive", "naive-high", "naive-medium"]
+    outcome = run_tiny(names, limits)
+    assert all(row.timing and row.error < 1e-2 for row in outcome.rows)
+    assert table.ours(outcome).contender == "maxsim"
+    assert table.best_peer(outcome).contender.startswith("naive")
+    assert [row.contender for row in outcome.rows if table.is_ours(row)] == names[:3]
+    usual = run.default_contenders(cases.parse(TINY), torch.device("cuda"))
+    assert set(names) <= set(usual)
+    halves = run_tiny(names, limits, case="2x3-5x7-d16-float16")
+    assert [row.note for row in halves.rows if not row.timing] == ["differs for float32 only"] * 4
+
+
+def test_the_switch_holds_during_the_call_alone():
+    seen = []
+    call = contenders.at_precision("high", lambda: seen.append(torch.get_float32_matmul_precision()))
+    call()
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_steps_of_the_host_are_contenders(limits):
+    """Those of a plan need a GPU; those that score are checked."""
+    names = run.SUITE_CONTENDERS["host"]
+    assert names[:4] == ["maxsim", "maxsim:plan", "maxsim:launch", "maxsim:output"]
+    outcome = run_tiny(names, limits, case="1x3-5x7-d16-float16")
+    rows = {row.contender: row for row in outcome.rows}
+    assert {name for name, row in rows.items() if name.startswith("maxsim") and not row.timing} == {
+        "maxsim:plan",
+        "maxsim:launch",
+    }
+    assert rows["maxsim:plan"].note == "no plan is kept for this call"
+    for step in ("unplanned", "operator", "compiled", "winners", "autograd"):
+        assert rows[f"maxsim:{step}"].error == rows["maxsim"].error
+    assert rows["maxsim:checks"].error is None
+    shown = {line.split()[0]: line for line in table.case_table(outcome).splitlines()[4:]}
+    assert "%" not in shown["maxsim:checks"]
+    assert "%" in shown["maxsim:operator"]
+    assert run_tiny(["maxsim:checks"], limits, case=TINY + "-train").rows[0].note == "a step of plain scores"
+
+
+# Training
+
+
+@pytest.mark.parametrize("suffix", ["", "-masked", "-candidates", "-masked-candidates"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_ours_are_those_of_its_winners(suffix, dtype, monkeypatch):
+    inputs = make(cases.parse(f"3x4-5x9-d16-{dtype}{suffix}-train"), CPU)
+    call = contenders.prepare_maxsim(inputs)
+    whole = contenders.gradients_of_winners(inputs)
+    assert contenders.wrong_gradients(inputs, call(), call) is None
+    with monkeypatch.context() as patch:  # one document after another
+        patch.setattr(contenders, "blocks", lambda count, size: (slice(n, n + 1) for n in range(count)))
+        for one, other in zip(contenders.gradients_of_winners(inputs), whole, strict=True):
+            torch.testing.assert_close(one, other)
+    if dtype == "float32":
+        right = truth.truth(inputs).gradients
+        for one, other in zip(whole, right, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+def test_gradients_that_are_a_little_off_or_change_are_wrong(limits, monkeypatch):
+    inputs = make(cases.parse(TINY + "-train"), CPU)
+    right = contenders.prepare_maxsim(inputs)()
+    off = tuple(gradient * (1 + 1e-4) for gradient in right)
+    assert "queries' gradient is off by 1.0e-04" in contenders.wrong_gradients(inputs, off, lambda: off)
+    assert contenders.wrong_gradients(inputs, right, lambda: off) == "wrong: another run gave other bits"
+    monkeypatch.setattr(contenders, "SAME_WINNERS", {"float32": 0.0})
+    row = run_tiny(["maxsim"], limits, case=TINY + "-train").rows[0]
+    assert row.timing is None
+    assert "given its winners" in row.note
+
+
 # Clocks
 
 
@@ -356,15 +488,59 @@ def test_unknown_names_are_a_usage_error(capsys):
     assert "no contender 'nobody'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("gpu", "suite"), [(True, "forward"), (False, "cpu")])
-def test_without_names_the_suite_of_the_machine_is_run(monkeypatch, gpu, suite):
+@pytest.mark.parametrize(
+    ("gpu", "device", "suite"), [(True, None, "forward"), (True, "cpu", "cpu"), (False, None, "cpu")]
+)
+def test_without_names_the_suite_of_the_machine_is_run(monkeypatch, gpu, device, suite):
     ran = []
+    monkeypatch.setattr(cli, "device_of", lambda name: CPU)
+    monkeypatch.setattr(cli, "too_large", lambda what: None)
     monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(
         cli, "run_case", lambda case, *rest, **options: ran.append(case) or run.Outcome(case, (), 1, 1, 1, 1)
     )
-    assert cli.main(["--device", "cpu"]) == 0
+    assert cli.main(["--device", device] if device else []) == 0
     assert ran == list(cases.SUITES[suite])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cuda"], "maxsim bench: --device: cuda: PyTorch finds no CUDA GPU here"),
+        ([TINY, "--device", "abacus"], "maxsim bench: --device: a device is"),
+        (["forward"], "maxsim bench: the suite forward is meant for a GPU .* take the suite cpu"),
+        (["cpu", "training"], "maxsim bench: the suite training is meant for a GPU"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_one_line(monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments, program="maxsim bench")
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert re.match(message, said.err)
+    assert (len(said.err.splitlines()), said.out) == (1, "")
+
+
+def test_cpu_and_host_are_not_too_large_for_a_cpu():
+    assert cli.too_large(["cpu", "host", "1x1024-5000x1024-d128-float16"]) is None
+    assert {suite for suite in cases.SUITES if cli.too_large([suite])} == set(cases.SUITES) - {"cpu", "host"}
+
+
+def test_steps_are_told_as_they_are_taken(monkeypatch, capsys):
+    assert cli.main([TINY, "--device", "cpu", "--seconds", "0.02", "--contenders", "maxsim,naive"]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        f"1 of 1, {TINY}: {step}"
+        for step in (
+            "making the tokens",
+            "finding the right answer in float64",
+            "checking maxsim",
+            "checking naive",
+            "timing 2 contenders for about 0.02 s",
+        )
+    ]
+    assert "one case, for about 0.02 s of timing" in said.out
 
 
 def test_a_case_named_twice_is_run_once():

@@ -117,7 +117,65 @@ def test_cut_documents_are_told(run):
     assert result.stderr.splitlines()[-1] == warning
     assert (json.loads(result.stdout)["cut"], json.loads(result.stdout)["limit"]) == (2, 5)
     assert "warning" not in run("index", "long", "store").stderr
+    assert json.loads(run("info", "store", "--json").stdout)["cut"] == 2
+    assert "cut        2" in run("info", "store").stdout
+    Path("long").write_text("one two three\nred\na b c d e f g\nx y z 1 2")
+    run("index", "long", "store", "--replace")
+    assert Corpus.open("store").info().cut == 1
     assert "300 tokens" in " ".join(run("index", "--help").stdout.split())
+
+
+def test_cut_queries_are_told(run):
+    run("index", "texts", "store")
+    assert run("search", "store", "one two three four five six").stderr == ""
+    result = run("search", "store", "a b c d e f g", "cat", "1 2 3 4 5 6 7 8", "--json")
+    assert result.stderr == (
+        "maxsim: warning: 2 queries are longer than 6 tokens; what follows these is not searched for\n"
+    )
+    assert len(json.loads(result.stdout)) == 3
+
+
+def test_documents_without_text_are_passed_over_and_counted(run):
+    Path("notes").mkdir()
+    for name, text in {"a.txt": "the cat", "b.txt": " \n", "c.txt": "", "d.jsonl": '{"id": 1, "text": " "}'}.items():
+        Path("notes", name).write_text(text)
+    said = run("index", "notes", "store").stdout
+    told = f"passed over 3 documents without any text: {Path('notes', 'b.txt')} and 2 more"
+    assert said == f"added 1 document (0 were there already; {told}); store holds 1\n"
+    made = json.loads(run("index", "notes", "store", "--json").stdout)
+    assert (made["added"], made["skipped"], made["empty"]) == (0, 1, 3)
+    Path("notes", "a.txt").write_text("\t")
+    assert "holds no .txt, .jsonl or .ndjson file with text" in one_line(run("index", "notes", "store", code=1))
+    Path("q.jsonl").write_text('{"id": 1, "text": ""}\n{"id": 2, "text": "cat"}')
+    result = run("search", "store", "--queries", "q.jsonl", "--json")
+    assert [found["id"] for found in json.loads(result.stdout)] == [2]
+    assert result.stderr == "maxsim: warning: passed over 1 query without any text: q.jsonl:1\n"
+
+
+def test_ids_and_metadata_come_back_as_they_were_given(run):
+    lines = [{"id": 3, "text": "cat", "n": [1]}, {"id": "3", "text": "cat dog"}, {"id": "x", "text": "dog"}]
+    Path("a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run("index", "a.jsonl", "store")
+    Path("q.jsonl").write_text('{"id": "7", "text": "cat"}\n{"id": 7, "text": "dog"}')
+    found = json.loads(run("search", "store", "--queries", "q.jsonl", "--json").stdout)
+    assert [result["id"] for result in found] == ["7", 7]
+    hits = {hit["id"]: hit for hit in found[0]["hits"]}
+    assert [hits[id]["metadata"] for id in (3, "3", "x")] == [{"n": [1]}, None, None]
+    text = run("search", "store", "--queries", "q.jsonl").stdout.splitlines()
+    assert (text[0], text[5]) == ('"7"  cat', "7  dog")
+    assert sorted(line.split()[2] for line in text[1:4]) == ['"3"', "3", "x"]
+
+
+def test_another_process_makes_the_corpus_meanwhile(run, monkeypatch):
+    def load(name="minilm", device=None):
+        Corpus.create("store", DIM, encoder="minilm")
+        return WordEncoder(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "load", load)
+        error = one_line(run("index", "texts", "store", code=1))
+    assert error.startswith("maxsim: another process has just made a corpus in store; give the same command again")
+    assert "added 4 documents" in run("index", "texts", "store").stdout
 
 
 def test_an_interrupted_replacement_keeps_old_texts(run, monkeypatch):
@@ -217,6 +275,7 @@ def test_errors_are_one_line(run, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["search", "store", "x", "--device", "cuda"],
         ["search", "store"],
         ["search", "store", ""],
         ["search", "store", "x", " "],
@@ -232,7 +291,8 @@ def test_errors_are_one_line(run, monkeypatch):
     ],
     ids=" ".join,
 )
-def test_wrong_usage(run, arguments):
+def test_wrong_usage(run, arguments, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run("index", "texts", "store")
     run(*arguments, code=2)
     assert not Path("other").exists()
@@ -268,7 +328,12 @@ def test_nan_from_the_encoder(run, monkeypatch):
     run("index", "texts", "store")
     Path("texts").write_text("\n".join([*TEXTS, "one more"]))
     nan = [torch.full((2, DIM), float("nan"))]
-    monkeypatch.setattr(WordEncoder, "documents", lambda *arguments: nan)
+
+    def documents(encoder, *arguments):
+        encoder.were_cut = [False]
+        return nan
+
+    monkeypatch.setattr(WordEncoder, "documents", documents)
     monkeypatch.setattr(WordEncoder, "queries", lambda *arguments: nan)
     assert "'texts:5' holds NaN" in run("index", "texts", "store", code=1).stderr
     assert "queries hold NaN" in one_line(run("search", "store", "x", code=1))
@@ -285,7 +350,8 @@ def test_another_process_changes_the_corpus_meanwhile(run, monkeypatch):
             return real_documents(*arguments)
 
         patch.setattr(WordEncoder, "documents", taken)
-        assert "id 'texts:5' is already in the corpus" in run("index", "texts", "store", code=1).stderr
+        told = "id 'texts:5' is already in the corpus: another process has added it meanwhile"
+        assert told in run("index", "texts", "store", code=1).stderr
     real_search = Corpus.search
 
     def deleted(corpus, *arguments):

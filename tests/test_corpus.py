@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -375,3 +376,40 @@ def test_read_only_folder(environment):
         os.chmod(corpus.path / "segments", 0o755)
     assert "d0" in result.stdout, result.stderr
     assert "readonly" in result.stdout
+
+
+def test_a_device_that_is_not_there_is_told(corpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, message in {
+        "cuda": "cuda: PyTorch finds no CUDA GPU here",
+        "cuda:3": "cuda:3: PyTorch finds no CUDA GPU here",
+        "abacus": 'a device is "cpu", "cuda" or "cuda:N", got \'abacus\'',
+        "meta": 'a device is "cpu", "cuda" or "cuda:N", got \'meta\'',
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Corpus.open(corpus.path, device)
+
+
+def test_cut_documents_are_counted_while_they_are_there(corpus):
+    corpus.add(["a", "b", 3], [torch.ones(1, DIM)] * 3, cut=[True, False, True])
+    assert corpus.info().cut == 2
+    corpus.delete(["a"])
+    assert corpus.info().cut == 1
+    corpus.add([3, "a"], [torch.ones(1, DIM)] * 2, replace=True, cut=[False, True])
+    assert corpus.info().cut == 1
+    with pytest.raises(ValueError, match="1 cut; nothing was added"):
+        corpus.add([4, 5], [torch.ones(1, DIM)] * 2, cut=[True])
+    assert corpus.check() == []
+
+
+def test_a_corpus_made_before_cut_documents_were_counted(corpus):
+    with sqlite3.connect(corpus.path / catalogue.FILE) as db:
+        db.execute("DROP TABLE cut")
+    db.close()
+    corpus.add(["a"], [torch.ones(1, DIM)], cut=[True])
+    assert (corpus.info().cut, len(corpus)) == (None, 1)
+
+
+def test_metadata_of_several(corpus):
+    corpus.add([1, "1", "x"], [torch.ones(1, DIM)] * 3, metadata=[{"a": 1}, None, {}])
+    assert corpus.metadata(["1", 1, "x", "gone"]) == {"1": None, 1: {"a": 1}, "x": {}}

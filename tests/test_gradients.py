@@ -11,6 +11,7 @@ import torch
 from forms import build, expected, expected_grads, make_side
 from lanes import integers, interpreter_when, random
 from test_exact import same
+from torch.autograd import forward_ad
 
 import maxsim
 from maxsim import dispatch, plans
@@ -381,8 +382,34 @@ def test_moved_pairs_and_offsets_are_noticed(lane):
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_forward_mode_is_refused(lane):
     q, d = torch.ones(2, 3, 4, device=lane.device), torch.ones(1, 5, 4, device=lane.device)
-    with pytest.raises(RuntimeError, match=r"functorch|forward"):
+    with pytest.raises(NotImplementedError, match=r"torch\.func.*there is no forward mode"):
         torch.func.jvp(lambda x: lane.score(x, d), (q,), (q,))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="queries have a forward-mode tangent"):
+        lane.score(forward_ad.make_dual(q, q), d)
+
+
+@pytest.mark.parametrize("side", ["queries", "documents"])
+def test_transforms_of_torch_func_are_refused(lane, side):
+    """With what to use instead, and not PyTorch's own words on the inside of a transform."""
+    q, d = torch.ones(2, 3, 4, device=lane.device), torch.ones(2, 5, 4, device=lane.device)
+
+    def scores(x):
+        return lane.score(x, d) if side == "queries" else lane.score(q, x)
+
+    x = q if side == "queries" else d
+    for call in (
+        lambda: torch.func.grad(lambda x: scores(x).sum())(x),
+        lambda: torch.func.vjp(scores, x),
+        lambda: torch.func.jacrev(scores)(x),
+        lambda: torch.func.vmap(scores)(x[:, None]),
+        lambda: torch.func.grad(lambda x: scores(list(x)).sum())(x),
+        lambda: torch.func.vmap(lambda x: lane.score_pairs(q, x))(torch.stack([d, d])),
+        lambda: torch.func.vmap(lambda x: maxsim.topk(q, x, 1).scores)(torch.stack([d, d])),
+        lambda: torch.func.grad(lambda x: lane.score(q, maxsim.Packed(x.flatten(0, 1), [0, 3, 6])).sum())(q),
+    ):
+        with pytest.raises(NotImplementedError, match=r"torch\.func.*torch\.autograd\.grad.*instead of vmap"):
+            call()
+    assert torch.func.vmap(lambda x: x * lane.score(q, d).sum())(torch.ones(2, device=lane.device)).shape == (2,)
 
 
 @pytest.mark.interpreter

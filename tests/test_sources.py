@@ -58,10 +58,18 @@ def test_folder(tmp_path):
     ]
 
 
+def test_documents_without_text_are_passed_over(tmp_path):
+    for name, text in {"a.txt": "\n", "b.txt": "x", "c.jsonl": '{"id": 1, "text": ""}\n{"id": 2, "text": "y"}'}.items():
+        write(tmp_path / name, text)
+    empty = []
+    assert [text.id for text in read(tmp_path, empty)] == ["b.txt", 2]
+    assert empty == [str(tmp_path / "a.txt"), f"{tmp_path / 'c.jsonl'}:1"]
+
+
 FAULTS = {
     "empty file": ({"a.md": ""}, "a.md", "a.md: holds no text"),
     "only white space": ({"a.md": " \n\t\n"}, "a.md", "a.md: holds no text"),
-    "empty .txt in a folder": ({"d/a.txt": "x", "d/b.txt": "\n"}, "d", "b.txt: the file is empty"),
+    "only empty .txt in a folder": ({"d/a.txt": "", "d/b.txt": "\n"}, "d", "d: holds no .txt, .* file with text"),
     "empty folder": ({"d/a.png": ""}, "d", "no .txt, .jsonl or .ndjson"),
     "missing": ({}, "nothing", "nothing: no such file"),
     "Latin-1": ({"a.md": "good\nna\u00efve".encode("latin-1")}, "a.md", r"a.md:2: not UTF-8: byte 0xef at offset 7"),
@@ -76,8 +84,14 @@ FAULTS = {
     "id of another type": ({"a.jsonl": '{"id": 1.5, "text": "x"}'}, "a.jsonl", "a.jsonl:1: an id must be .* got 1.5"),
     "bool id": ({"a.jsonl": '{"id": true, "text": "x"}'}, "a.jsonl", "a.jsonl:1: an id must be .* got true"),
     "huge id": ({"a.jsonl": '{"id": 9223372036854775808, "text": "x"}'}, "a.jsonl", "a.jsonl:1: .* 64 bits"),
-    "empty text": ({"a.jsonl": '{"id": 1, "text": " "}'}, "a.jsonl", "a.jsonl:1: the text of id 1 is empty"),
-    "text of another type": ({"a.jsonl": '{"id": 1, "text": 5}'}, "a.jsonl", "a.jsonl:1: the text of id 1"),
+    "only empty texts": ({"a.jsonl": '{"id": 1, "text": " "}'}, "a.jsonl", "a.jsonl: holds no text"),
+    "text of another type": ({"a.jsonl": '{"id": 1, "text": 5}'}, "a.jsonl", "a.jsonl:1: the text of id 1 .* got 5"),
+    "cut off": (
+        {"a.jsonl": '{"id": 1, "text": "x"}\n{"id": 2, "te'},
+        "a.jsonl",
+        "a.jsonl:2: not JSON: Unterm.* at .column 11 of 13.; the file ends in this line, .* and may be cut",
+    ),
+    "not JSON in the middle": ({"a.jsonl": '{"id": 1,\n{}'}, "a.jsonl", r"a.jsonl:1: not JSON: .* .column \d+.$"),
     "surrogate": ({"a.jsonl": '{"id": 1, "text": "\\ud800"}'}, "a.jsonl", "a.jsonl:1: half a surrogate"),
     "same id twice": (
         {"a.jsonl": '{"id": "i", "text": "x"}\n{"id": "j", "text": "x"}\n{"id": "i", "text": "y"}'},

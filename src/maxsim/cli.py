@@ -151,14 +151,16 @@ def index(
 
     Documents that the corpus already holds are skipped, so after an interruption the same command goes on where it
     stopped. Documents that are no longer in the source stay in the corpus. Of each document an encoder reads the first
-    300 tokens, or fewer if that is the model's limit; how many documents are longer is said at the end.
+    300 tokens, or fewer if that is the model's limit; how many documents are longer is said at the end, and kept for
+    `info`. Documents without any text are passed over and counted.
     """
     from . import encode, indexing
     from .progress import track
     from .search import Corpus
 
     start = time.monotonic()
-    found = sum(1 for _ in sources.read(source))  # every fault of the source is found before the work begins
+    empty: list[str] = []
+    found = sum(1 for _ in sources.read(source, empty))  # every fault of the source is found before the work begins
     target: Corpus | None
     try:
         target = Corpus.open(corpus)
@@ -170,7 +172,14 @@ def index(
         _check_same("dtype", dtype.value if dtype else kept, kept, corpus)
     encoder = encode.load(model, _device(device))
     if target is None:
-        target = Corpus.create(corpus, encoder.dim, (dtype or Dtype.float16).value, encoder=encoder.name)
+        try:
+            target = Corpus.create(corpus, encoder.dim, (dtype or Dtype.float16).value, encoder=encoder.name)
+        except FileExistsError as error:
+            if "already holds a corpus" not in str(error):
+                raise
+            _stop(
+                f"another process has just made a corpus in {corpus}; give the same command again to add what it lacks"
+            )
     _check_width(encoder, target)
     todo = sum(1 for _ in indexing.new_texts(target, sources.read(source), replace))
     try:
@@ -179,18 +188,17 @@ def index(
     except KeyboardInterrupt:
         _stop(f"stopped; {corpus} holds {_count(len(target), 'document')}, run the same command to go on", 130)
     finally:
-        if encoder.cut:
-            longer = "1 document is" if encoder.cut == 1 else f"{encoder.cut} documents are"
-            warning = f"warning: {longer} longer than {encoder.limit} tokens; what follows these cannot be found"
-            print(f"maxsim: {warning}", file=sys.stderr)
+        _warn_cut(encoder.cut, "document", encoder.limit, "cannot be found")
     skipped = found - sum(done)
     if as_json:
-        counts = {**done._asdict(), "skipped": skipped, "documents": len(target)}
+        counts = {**done._asdict(), "skipped": skipped, "empty": len(empty), "documents": len(target)}
         seconds = round(time.monotonic() - start, 3)
         _print_json({"corpus": str(corpus), **counts, "cut": encoder.cut, "limit": encoder.limit, "seconds": seconds})
     else:
         replaced = f", replaced {done.replaced}" if replace else ""
         there = f"{skipped} {'was' if skipped == 1 else 'were'} there already"
+        if empty:
+            there += f"; {_passed_over(empty, 'document')}"
         typer.echo(f"added {_count(done.added, 'document')}{replaced} ({there}); {corpus} holds {len(target)}")
 
 
@@ -216,9 +224,11 @@ def search(
     if not all(text.strip() for _, text in asked):
         raise typer.BadParameter("a query must not be empty", param_hint="QUERY")
     if queries is not None:
-        standard = str(queries) == "-"
-        read = sources.read_stream(sys.stdin.buffer, "stdin") if standard else sources.read(queries)
+        standard, empty = str(queries) == "-", list[str]()
+        read = sources.read_stream(sys.stdin.buffer, "stdin") if standard else sources.read(queries, empty)
         asked += [(text.id, text.text) for text in read]
+        if empty:
+            _warn(_passed_over(empty, "query"))
     if not asked:
         raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
     from . import encode, indexing
@@ -235,11 +245,16 @@ def search(
     _check_width(encoder, opened)
     results = []
     embeddings = encoder.queries([text for _, text in asked])
+    _warn_cut(encoder.cut_queries, "query", encoder.query_limit, "is not searched for")
     with _refusals():
         found = opened.search(embeddings, k)
     for (id, text), hits in zip(asked, found, strict=True):
-        texts = opened.texts(hit.id for hit in hits)
-        rows: list[dict[str, Any]] = [{"id": hit.id, "score": hit.score, "text": texts.get(hit.id)} for hit in hits]
+        ids = [hit.id for hit in hits]
+        texts, metadata = opened.texts(ids), opened.metadata(ids)
+        rows: list[dict[str, Any]] = [
+            {"id": hit.id, "score": hit.score, "text": texts.get(hit.id), "metadata": metadata.get(hit.id)}
+            for hit in hits
+        ]
         if explain:
             for row in rows:
                 with _refusals():
@@ -263,7 +278,7 @@ def info(corpus: CorpusPath, as_json: Json = False) -> None:
         _print_json(facts)
     else:
         for name, value in facts.items():
-            typer.echo(f"{name:<10} {value}")
+            typer.echo(f"{name:<10} {'not known' if value is None else value}")
 
 
 @app.command()
@@ -296,17 +311,14 @@ def bench(context: typer.Context) -> None:
 def _device(name: str | None) -> torch.device:
     import torch
 
+    from .devices import device_of
+
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise typer.BadParameter(f'expected "cpu", "cuda" or "cuda:N", got {name!r}', param_hint="--device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise typer.BadParameter(f"{name}: there are {torch.cuda.device_count()} CUDA GPUs here", param_hint="--device")
-    return device
+        return device_of(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from None
 
 
 def _check_same(what: str, asked: str, kept: str | None, corpus: Path) -> None:
@@ -324,22 +336,47 @@ def _check_width(encoder: Encoder, corpus: Corpus) -> None:
 
 
 def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {what if number == 1 else f'{what[:-1]}ies' if what.endswith('y') else f'{what}s'}"
+
+
+def _warn(message: str) -> None:
+    print(f"maxsim: warning: {message}", file=sys.stderr)
+
+
+def _warn_cut(number: int, what: str, limit: int, lost: str) -> None:
+    if number:
+        longer = f"{_count(number, what)} {'is' if number == 1 else 'are'} longer"
+        _warn(f"{longer} than {limit} tokens; what follows these {lost}")
+
+
+def _passed_over(empty: list[str], what: str) -> str:
+    more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+    return f"passed over {_count(len(empty), what)} without any text: {empty[0]}{more}"
+
+
+def _shown(id: str | int) -> str:
+    """An id for people: a string that could be taken for a whole number in quotation marks."""
+    return json.dumps(id) if isinstance(id, str) and id.lstrip("-").isdecimal() else str(id)
 
 
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
 
 
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line[:100] + ("…" if len(line) > 100 else "")
+
+
 def _print_hits(results: list[dict[str, Any]]) -> None:
     for number, result in enumerate(results):
-        if len(results) > 1:
-            typer.echo(("\n" if number else "") + result["query"])
+        if len(results) > 1 or "id" in result:
+            asked = f"{_shown(result['id'])}  " if "id" in result else ""
+            typer.echo(("\n" if number else "") + asked + _one_line(result["query"]))
         if not result["hits"]:
             typer.echo("no hits")
         for rank, hit in enumerate(result["hits"], 1):
-            text = " ".join((hit["text"] or "").split())
-            typer.echo(f"{rank:>3}  {hit['score']:8.4f}  {hit['id']}  {text[:100]}{'…' if len(text) > 100 else ''}")
+            typer.echo(f"{rank:>3}  {hit['score']:8.4f}  {_shown(hit['id'])}  {_one_line(hit['text'] or '')}")
             for match in hit.get("matches", []):
                 typer.echo(f"{'':>15}{match['query']} → {match['document']}  {match['similarity']:.3f}")
 

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .devices import device_of
+
 DEFAULT = "minilm"
 DOCUMENT_TOKENS = 300
 QUERY_TOKENS = 64
@@ -39,13 +41,17 @@ class Encoder(Protocol):
     """Turns texts into token embeddings.
 
     `name` finds the same model again through `load`; `dim` is the width D of every embedding. Of a document the first
-    `limit` tokens are encoded, special tokens and prompt included; `cut` counts the documents that were longer.
+    `limit` tokens are encoded, special tokens and prompt included; `cut` counts the documents that were longer, and
+    `were_cut` says which of the last call's were. Of a query it is the first `query_limit`, and `cut_queries` counts.
     """
 
     name: str
     dim: int
     limit: int
     cut: int
+    were_cut: list[bool]
+    query_limit: int
+    cut_queries: int
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
         """One float32 [L_i, D] tensor on the CPU for each text, in order; [0, D] for a text without tokens.
@@ -72,8 +78,9 @@ def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encod
 
     Raises:
         EncoderError: a missing package or model, or a model that cannot be used.
+        ValueError: a device that is not there.
     """
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if name == DEFAULT:
         return TransformerEncoder(name, _packaged_minilm(), device, {}, True)
     source = name.removeprefix("pylate:")
@@ -123,8 +130,9 @@ class TransformerEncoder:
             int(getattr(self._model.config, "max_position_embeddings", None) or DOCUMENT_TOKENS),
             int(self._tokenizer.model_max_length),
         )
-        self.limit = min(DOCUMENT_TOKENS, self._longest)
-        self.cut = 0
+        self.limit, self.query_limit = min(DOCUMENT_TOKENS, self._longest), min(QUERY_TOKENS, self._longest)
+        self.cut = self.cut_queries = 0
+        self.were_cut: list[bool] = []
         prompts = prompts or {}
         self._document_prompt = prompts.get("document") or prompts.get("passage") or ""
         self._query_prompt = prompts.get("query") or ""
@@ -153,11 +161,15 @@ class TransformerEncoder:
     @torch.inference_mode()
     def _encode(self, texts: Sequence[str], is_query: bool, progress: Progress | None) -> list[torch.Tensor]:
         if not texts:
+            self.were_cut = []
             return []
         prompt = self._query_prompt if is_query else self._document_prompt
         rows = self._tokenize([prompt + text for text in texts], QUERY_TOKENS if is_query else self.limit)
-        if not is_query:
-            self.cut += sum(bool(row.overflowing) for row in rows.encodings)
+        cut = [bool(row.overflowing) for row in rows.encodings]
+        if is_query:
+            self.cut_queries += sum(cut)
+        else:
+            self.cut, self.were_cut = self.cut + sum(cut), cut
         lengths = [len(ids) for ids in rows["input_ids"]]
         result: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(lengths)
         for batch in _batches(lengths, BATCH_TOKENS.get(self._device.type, 2048)):
@@ -197,19 +209,27 @@ class PylateEncoder:
         except (OSError, ValueError) as error:
             raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
         self.name = name
+        self.limit, self.query_limit = int(self._model.document_length), int(self._model.query_length)
+        self.cut = self.cut_queries = 0
+        self.were_cut: list[bool] = []
         self.dim = int(self.queries(["width"])[0].shape[1])
-        self.limit = int(self._model.document_length)
-        self.cut = 0
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
-        room = self.limit - (self._model.document_prefix_id is not None)
-        for start in range(0, len(texts), 64):  # PyLate does not say what it cuts
-            rows = self._model.tokenizer(list(texts[start : start + 64]), truncation=False, verbose=False)
-            self.cut += sum(len(ids) > room for ids in rows["input_ids"])
+        self.were_cut = self._longer(texts, self.limit - (self._model.document_prefix_id is not None))
+        self.cut += sum(self.were_cut)
         return self._encode(texts, False, progress)
 
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
+        self.cut_queries += sum(self._longer(texts, self.query_limit - (self._model.query_prefix_id is not None)))
         return self._encode(texts, True, progress)
+
+    def _longer(self, texts: Sequence[str], room: int) -> list[bool]:
+        """Which texts have more tokens than there is room for: PyLate does not say what it cuts."""
+        found: list[bool] = []
+        for start in range(0, len(texts), 64):
+            rows = self._model.tokenizer(list(texts[start : start + 64]), truncation=False, verbose=False)
+            found += [len(ids) > room for ids in rows["input_ids"]]
+        return found
 
     def document_tokens(self, text: str) -> list[str]:
         raise EncoderError("a PyLate model does not say which piece of text is behind an embedding")

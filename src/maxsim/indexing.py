@@ -71,9 +71,9 @@ def index_texts(
         replace: a text that has changed takes the place of the old one, in one transaction, instead of being an error.
 
     Raises:
-        SourceError: an id that the corpus holds with another text, or what reading `texts` raises.
-        ValueError: what the corpus refuses: embeddings of another width, NaN or infinity in them, an id that another
-            process has added meanwhile.
+        SourceError: an id that the corpus holds with another text, an id that another process has added meanwhile, or
+            what reading `texts` raises.
+        ValueError: what the corpus refuses: embeddings of another width, NaN or infinity in them.
         CorpusError: as for `Corpus.add`.
 
     What was committed before an error or an interruption stays: all but at most ten seconds' work and 256 documents.
@@ -82,25 +82,38 @@ def index_texts(
     last = time.monotonic()
     pending: list[Text] = []
     embeddings: list[Tensor] = []
+    cut: list[bool] = []
 
     def commit() -> None:
         nonlocal added, replaced, last
         ids = [text.id for text in pending]
         old = len(corpus.texts(ids)) if replace else 0
-        corpus.add(
-            ids,
-            embeddings,
-            texts=[text.text for text in pending],
-            metadata=[text.metadata for text in pending],
-            replace=replace,
-        )
+        try:
+            corpus.add(
+                ids,
+                embeddings,
+                texts=[text.text for text in pending],
+                metadata=[text.metadata for text in pending],
+                replace=replace,
+                cut=cut,
+            )
+        except ValueError:
+            there = {} if replace else corpus.texts(ids)
+            if not there:
+                raise
+            raise SourceError(
+                f"id {next(iter(there))!r} is already in the corpus: another process has added it meanwhile; when it "
+                "has ended, the same command adds what is left"
+            ) from None
         added, replaced = added + len(ids) - old, replaced + old
         pending.clear()
         embeddings.clear()
+        cut.clear()
         last = time.monotonic()
 
     for batch in _batches(new_texts(corpus, texts, replace)):
         embeddings += encoder.documents([text.text for text in batch], progress)
+        cut += encoder.were_cut
         pending += batch
         if len(pending) >= COMMIT_DOCUMENTS or time.monotonic() - last >= COMMIT_SECONDS:
             commit()

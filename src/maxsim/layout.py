@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .packed import Packed, Views, as_tensor
+from .packed import Packed, Views, as_tensor, numbers
 
 Array: TypeAlias = Tensor | np.ndarray
 TokensLike: TypeAlias = Array | Packed | Views | Sequence[Any] | Iterable[Any]
@@ -263,6 +263,8 @@ def _from_nested_lists(items: list[Any], mask: MaskLike, side: str) -> tuple[Tok
 
 def _list_mask(mask: Any, lengths: list[int], side: str) -> Tensor:
     """A mask an item (or one padded [N, L]) → one entry a token."""
+    if isinstance(mask, (str, bytes)) or not isinstance(mask, Iterable):
+        raise TypeError(f"{side} mask must hold booleans (True = keep), one row an item, got {type(mask).__name__}")
     rows = list(mask)
     if len(rows) != len(lengths):
         raise ValueError(f"{side} mask must have one row for each of {len(lengths)} {side}, got {len(rows)}")
@@ -278,11 +280,9 @@ def _list_mask(mask: Any, lengths: list[int], side: str) -> Tensor:
 
 
 def _bool(mask: Any, side: str, device: torch.device | None) -> Tensor:
-    if not isinstance(mask, Tensor):
-        array = np.array(mask)
-        tensor = torch.from_numpy(array if array.size else array.astype(bool))  # an empty list has no dtype of its own
-    else:
-        tensor = mask
+    tensor = numbers(mask, f"{side} mask", "booleans (True = keep)")
+    if not isinstance(mask, Tensor) and not tensor.numel():
+        tensor = tensor.bool()  # an empty list has no dtype of its own
     if tensor.dtype != torch.bool:
         raise TypeError(f"{side} mask must be boolean (True = keep), got {tensor.dtype}: use mask.bool()")
     return tensor if device is None else tensor.to(device, non_blocking=True)
@@ -302,6 +302,8 @@ def _agree(q: Tokens, d: Tokens) -> tuple[Tokens, Tokens]:
             )
         if tokens.width == 0:
             raise ValueError(f"{side} must have at least one column, got shape {list(tokens.data.shape)}")
+    if q.data.is_meta and not d.data.is_meta:
+        raise ValueError(f"queries are on the meta device, which holds no values, and documents on {d.data.device}")
     if q.data.dtype != d.data.dtype:
         raise TypeError(
             f"queries are {q.data.dtype} and documents {d.data.dtype}: cast one, for example queries.to({d.data.dtype})"
@@ -317,7 +319,7 @@ def _pairs(pairs: Any, NQ: int, ND: int, device: torch.device) -> tuple[Tensor |
         if NQ != ND:
             raise ValueError(f"without pairs, query i is scored with document i: got {NQ} queries, {ND} documents")
         return None, 1
-    index = pairs if isinstance(pairs, Tensor) else torch.from_numpy(np.array(pairs))
+    index = numbers(pairs, "pairs", "whole numbers, int32 or int64, in two columns (query, document)")
     if index.numel() == 0 and index.ndim == 1:
         index = index.new_empty((0, 2)).long()
     if index.ndim != 2 or index.shape[1] != 2:

@@ -61,6 +61,7 @@ def score(
         TypeError: dtypes that differ or are not floats, masks that are not boolean.
         ValueError: wrong shapes, widths that differ, unknown `masked`.
         UnsupportedError: no backend, or not the one asked for, serves the problem; says why.
+        NotImplementedError: inside a transform of torch.func, or with a forward-mode tangent; says what to use instead.
 
     The formula is equation 3 of ColBERT (Khattab and Zaharia, arXiv 2004.12832).
     """

@@ -9,11 +9,67 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def refuse_transforms(tensor: Tensor, what: str) -> None:
+    """NotImplementedError for a tensor inside a transform of torch.func, or one with a forward-mode tangent."""
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotImplementedError(
+            f"{what} are inside a transform of torch.func (vmap, grad, jvp, ...), which maxsim does not take: for "
+            "gradients call backward() or torch.autograd.grad; instead of vmap give all queries and documents in one "
+            "call, [NQ, K, LD, D] for documents of each query, or take score_pairs; there is no forward mode"
+        )
+    unpack: Any = forward_ad.unpack_dual
+    if forward_ad._current_level >= 0 and unpack(tensor).tangent is not None:
+        raise NotImplementedError(
+            f"{what} have a forward-mode tangent, and maxsim has no forward mode: call backward() or "
+            "torch.autograd.grad, or give detached tensors"
+        )
+
+
+def numbers(value: Any, what: str, kind: str) -> Tensor:
+    """A tensor of numbers or booleans: a tensor as it is, arrays and nested lists copied. `kind`: what errors ask for.
+
+    Raises:
+        TypeError: anything else. ValueError: rows of different lengths, a tensor without data.
+    """
+    if isinstance(value, Tensor):
+        refuse_transforms(value, what)
+        if value.is_meta:
+            raise ValueError(f"{what} must hold {kind}, got a tensor on the meta device, which holds no values")
+        if value.layout != torch.strided:
+            raise TypeError(f"{what} must be a dense tensor, got layout {value.layout}")
+        return value
+    if torch.compiler.is_compiling():  # which traces an array's values, not its dtype
+        return torch.from_numpy(np.array(value))
+    try:
+        array = np.array(value)
+    except ValueError:
+        raise ValueError(f"{what} must hold {kind}, got rows of different lengths") from None
+    if array.dtype.kind not in "iufb":
+        got = f"numpy {array.dtype}" if isinstance(value, np.ndarray) else _elements(value)
+        raise TypeError(f"{what} must hold {kind}, got {got}")
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))  # which torch wants
+
+
+def _elements(value: Any) -> str:
+    """What is wrong with a value that is not numbers: the first thing in its lists that is none."""
+    while isinstance(value, (list, tuple)):
+        wrong = [each for each in value if not isinstance(each, (int, float, np.number, np.bool_))]
+        if not wrong:
+            return "numbers beyond 64 bits"
+        value = wrong[0]
+    shown = repr(value)
+    return f"{type(value).__name__}: {shown}" if value is not None and len(shown) <= 40 else type(value).__name__
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
     """A tensor as it is; a numpy array without a copy where it can be shared, bfloat16 of ml_dtypes included."""
     if isinstance(value, Tensor):
+        refuse_transforms(value, what)
         if value.layout not in (torch.strided, torch.jagged):
             raise TypeError(f"{what} must be a dense tensor, got layout {value.layout}")
         return value
@@ -31,7 +87,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
 
 
 def _index(value: Any, what: str) -> Tensor:
-    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    tensor = numbers(value, what, "whole numbers, int32 or int64")
     if tensor.ndim != 1:
         raise ValueError(f"{what} must have one dimension, got shape {list(tensor.shape)}")
     if tensor.dtype not in (torch.int32, torch.int64):
@@ -170,6 +226,8 @@ def _checked(index: Tensor, validate: bool) -> bool:
 def _bound(max_length: int | None, longest: int, checked: bool) -> int:
     if max_length is None:
         return longest
+    if isinstance(max_length, bool) or not isinstance(max_length, (int, np.integer, torch.SymInt)):
+        raise TypeError(f"max_length must be a whole number, got {type(max_length).__name__}: {max_length!r}")
     if max_length < 0 or (checked and max_length < longest):
         raise ValueError(f"max_length is {max_length}, the longest item has {longest} tokens")
     return min(max_length, longest)

@@ -23,7 +23,22 @@ class Hit(NamedTuple):
 
 
 class Corpus(Store):
-    """A corpus on disk that can be searched: `Store` with `search`."""
+    """Documents on disk, with ids, token embeddings, texts and metadata, that can be searched exactly.
+
+    `Corpus.create(path, dim)` makes one in a new folder and `Corpus.open(path)` opens it; `add`, `delete` and `search`
+    change and ask it, `get`, `texts`, `metadata`, `ids`, `in` and `len` read it, `info` and `check` describe and
+    verify it.
+
+        corpus = maxsim.Corpus.create("embeddings", dim=128)
+        corpus.add(["a", 2], [torch.randn(7, 128), torch.randn(300, 128)], texts=["first", "second"])
+        hits = corpus.search(torch.randn(1, 32, 128), k=2)  # hits[0][0].id, .score
+        maxsim.Corpus.open("embeddings", device="cuda")  # its tokens copied to a GPU and searched there
+
+    An id is a str or an int, and 1 and "1" are two ids. Embeddings are kept in one dtype (float16 unless told), which
+    queries are converted to. Each change is one transaction, seen by other handles and processes from its commit on;
+    after a crash the folder opens as it was before or after. It may be moved, copied, read from a read-only place, and
+    used from several threads and processes; a second writer waits for the first.
+    """
 
     def search(self, queries: TokensLike, k: int, subset: Iterable[Id] | None = None) -> list[list[Hit]]:
         """The k best documents of each query, exactly.

@@ -5,7 +5,8 @@
     folder                    every .txt file below it is one document, its id is its path in the folder ("a/b.txt");
                               .jsonl and .ndjson files below it are read as above, other files are not read
 
-Files are UTF-8, with or without a byte order mark. Text that is empty where a document should be is an error.
+Files are UTF-8, with or without a byte order mark. A .txt file of white space only, and a JSON line whose text is
+that, are no documents: they are passed over and counted.
 """
 
 from __future__ import annotations
@@ -31,18 +32,21 @@ class Text(NamedTuple):
     place: str
 
 
-def read(path: str | Path) -> Iterator[Text]:
+def read(path: str | Path, empty: list[str] | None = None) -> Iterator[Text]:
     """The documents of a file or folder, folders in the order of their paths.
 
     Texts are read one by one and not kept; the ids and the places of all of them are, to find an id that comes twice.
+
+    Args:
+        empty: is given the places of documents that were passed over, since their text is empty.
 
     Raises:
         SourceError: missing or empty, not UTF-8, not JSON, without an id or text, an id that comes twice (names both
             places).
     """
     path = Path(path)
-    kinds = "no .txt, .jsonl or .ndjson file" if path.is_dir() else "no text"
-    yield from _checked(_read_any(path), f"{path}: holds {kinds}")
+    kinds = "no .txt, .jsonl or .ndjson file with text" if path.is_dir() else "no text"
+    yield from _checked(_read_any(path, [] if empty is None else empty), f"{path}: holds {kinds}")
 
 
 def read_stream(file: BinaryIO, name: str) -> Iterator[Text]:
@@ -66,9 +70,9 @@ def _checked(texts: Iterable[Text], nothing: str) -> Iterator[Text]:
         raise SourceError(nothing)
 
 
-def _read_any(path: Path) -> Iterable[Text]:
+def _read_any(path: Path, empty: list[str]) -> Iterable[Text]:
     if path.is_dir():
-        return _read_folder(path)
+        return _read_folder(path, empty)
     if path.exists() and not path.is_file():
         raise SourceError(
             f"{path} is neither a file nor a folder; a source is read more than once, so save it to a file"
@@ -76,18 +80,19 @@ def _read_any(path: Path) -> Iterable[Text]:
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
     if path.suffix.lower() in JSON_LINES:
-        return _read_json_lines(path)
+        return _read_json_lines(path, empty)
     return _read_lines(_lines(path), path.name, str(path))
 
 
-def _read_folder(folder: Path) -> Iterator[Text]:
+def _read_folder(folder: Path, empty: list[str]) -> Iterator[Text]:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         if path.suffix.lower() in JSON_LINES:
-            yield from _read_json_lines(path)
+            yield from _read_json_lines(path, empty)
         elif path.suffix.lower() == ".txt":
             text = "".join(line for _, line in _lines(path))
             if not text.strip():
-                raise SourceError(f"{path}: the file is empty")
+                empty.append(str(path))
+                continue
             yield Text(path.relative_to(folder).as_posix(), text.strip(), None, str(path))
 
 
@@ -97,13 +102,20 @@ def _read_lines(lines: Iterable[tuple[int, str]], name: str, place: str) -> Iter
             yield Text(f"{name}:{number}", line.strip(), None, f"{place}:{number}")
 
 
-def _read_json_lines(path: Path) -> Iterator[Text]:
+def _read_json_lines(path: Path, empty: list[str]) -> Iterator[Text]:
     for number, line in _lines(path):
         if not line.strip():
             continue
         place = f"{path}:{number}"
         try:
             record = json.loads(line, parse_constant=_no_constant)
+        except json.JSONDecodeError as error:
+            if not line.endswith("\n"):  # the last one
+                raise SourceError(
+                    f"{place}: not JSON: {error.msg} (column {error.colno} of {len(line)}); the file ends in this "
+                    "line, without a line feed, and may be cut off"
+                ) from None
+            raise SourceError(f"{place}: not JSON: {error.msg} (column {error.colno})") from None
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{place}: not JSON: {error}") from None
         if not isinstance(record, dict):
@@ -114,8 +126,11 @@ def _read_json_lines(path: Path) -> Iterator[Text]:
         id, text = record.pop("id"), record.pop("text")
         if isinstance(id, bool) or not isinstance(id, (str, int)):
             raise SourceError(f"{place}: an id must be a string or a whole number, got {json.dumps(id)}")
-        if not isinstance(text, str) or not text.strip():
-            raise SourceError(f"{place}: the text of id {id!r} is empty or not a string")
+        if not isinstance(text, str):
+            raise SourceError(f"{place}: the text of id {id!r} must be a string, got {json.dumps(text)[:40]}")
+        if not text.strip():
+            empty.append(place)
+            continue
         yield Text(id, text, record or None, place)
 
 

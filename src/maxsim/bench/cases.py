@@ -66,6 +66,11 @@ class Case:
         return "-".join([shape, *filter(None, suffixes)])
 
     @property
+    def flop(self) -> float:
+        """Floating-point operations of a forward, padding included."""
+        return 2.0 * self.D * self.NQ * self.LQ * self.LD * (1 if self.pairs else self.ND)
+
+    @property
     def plain(self) -> bool:
         """Padded documents that every query is scored with."""
         return not (self.ragged or self.pairs or self.candidates or self.views)
@@ -122,7 +127,10 @@ SUITES: dict[str, tuple[Case, ...]] = {
         1x32-16384x187-d128-float16-views
         128x50-128x1030-d128-bfloat16-masked
         128x50-128x1024-d320-bfloat16-masked
+        128x50-128x1024-d128-bfloat16-masked
+        128x50-128x1030-d320-bfloat16-masked
         128x32-128x662-d128-bfloat16-ragged
+        128x32-128x662-d320-bfloat16-ragged
         64x768-64x30-d128-bfloat16-train
         1x4096-1000x1024-d128-float16
         1x32-1000x300-d640-float16
@@ -151,7 +159,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
         32x32-32x300-d128-float32-candidates-train
         """
     ),
-    # The smallest real call: the host's path is the product there.
+    # The smallest real call, and its steps: the host's path is the product there.
     "host": _cases("1x32-100x300-d128-float16 1x32-1000x300-d128-float16"),
     "cpu": _cases(
         """
@@ -162,3 +170,6 @@ SUITES: dict[str, tuple[Case, ...]] = {
         """
     ),
 }
+
+# Every row of the training table, in bfloat16 and, as trainers pass them, in float32.
+SUITES["training"] = (*SUITES["train"], *SUITES["train-float32"])

@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
+from ..devices import device_of
 from . import figure2
 from .cases import SUITES, Case, parse
 from .ceilings import Ceilings
 from .records import environment, read, write
-from .run import CONTENDERS, Outcome, Poisoned, contender, default_contenders, run_case
+from .run import CONTENDERS, SUITE_CONTENDERS, Outcome, Poisoned, contender, default_contenders, run_case
 from .table import case_table, summary
 
 FIGURE2 = "figure2"
+MOST_FLOP_ON_A_CPU = 1e11  # of a suite's case: about a second a call, and the truth takes many
 
 
 def _parser(program: str = "python -m maxsim.bench") -> argparse.ArgumentParser:
@@ -33,9 +37,9 @@ def _parser(program: str = "python -m maxsim.bench") -> argparse.ArgumentParser:
     parser.add_argument(
         "what",
         nargs="*",
-        help=f"suites ({suites}) or cases such as 1x32-100x300-d128-float16; without any, forward where there is a "
-        "CUDA GPU and cpu where there is none; figure2, by itself, draws latency and memory over the number of "
-        "documents",
+        help=f"suites ({suites}; on a CPU only cpu and host) or cases such as 1x32-100x300-d128-float16; without any, "
+        "forward where there is a CUDA GPU and cpu where there is none; figure2, by itself, draws latency and memory "
+        "over the number of documents",
     )
     parser.add_argument("--contenders", help="names separated by commas instead of the usual ones of each case")
     parser.add_argument("--seconds", type=float, help="time for one case (2; 8 on a CPU), compilation not counted")
@@ -59,11 +63,41 @@ def cases_of(what: Sequence[str]) -> list[Case]:
     return list(cases.values())
 
 
+def too_large(what: Sequence[str]) -> str | None:
+    """The first suite among `what` that holds a case too large for a CPU."""
+    for name in what:
+        if any(case.flop > MOST_FLOP_ON_A_CPU for case in SUITES.get(name, ())):
+            return f"the suite {name}"
+    return None
+
+
+@contextmanager
+def steps(what: str) -> Iterator[Callable[[str], None]]:
+    """Tells the steps of long work on the standard error: in one line of a terminal, elsewhere a line each."""
+    terminal = sys.stderr.isatty()
+
+    def tell(step: str) -> None:
+        line = f"{what}: {step}"
+        print(
+            f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}" if terminal else line,
+            end="" if terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    try:
+        yield tell
+    finally:
+        if terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
 def main(argv: Sequence[str] | None = None, out: Path | None = None, program: str = "python -m maxsim.bench") -> int:
     """Runs the command line. `out`: where records go unless told; None keeps none. `program`: what usage calls it."""
     parser = _parser(program)
     options = parser.parse_args(argv)
-    options.what = options.what or ["forward" if torch.cuda.is_available() else "cpu"]
+    here = "forward" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
+    options.what = options.what or [here]
     drawn = options.what == [FIGURE2]
     if drawn and importlib.util.find_spec("matplotlib") is None:
         parser.error("figure2 needs matplotlib: pip install .[plot]")
@@ -75,7 +109,16 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     except ValueError as error:
         parser.error(str(error))
     on_cpu = not torch.cuda.is_available() or all(name == "cpu" for name in options.what)
-    device = torch.device(options.device or ("cpu" if on_cpu else "cuda"))
+    try:
+        device = device_of(options.device or ("cpu" if on_cpu else "cuda"))
+    except ValueError as error:
+        parser.exit(2, f"{program}: --device: {error}\n")
+    if device.type == "cpu" and (large := too_large(options.what)):
+        parser.exit(
+            2,
+            f"{program}: {large} is meant for a GPU and would take very long on this CPU; take the suite cpu, or name "
+            "a case by itself to have it all the same\n",
+        )
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
@@ -85,6 +128,9 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     if drawn:
         cases = figure2.cases(device)
         options.contenders = ",".join(chosen or ())  # for a process that carries on
+    elif len(options.what) == 1 and options.what[0] in SUITE_CONTENDERS and not chosen:
+        chosen = SUITE_CONTENDERS[options.what[0]]
+        options.contenders = ",".join(chosen)
     seconds = options.seconds or (2.0 if device.type == "cuda" else 8.0)
     label = options.label or (options.what[0] if len(options.what) == 1 else "cases")
     folder = options.out or out
@@ -92,6 +138,8 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else f", driver {where.driver}"
     print(f"{where.card}{threads}, torch {where.torch}, triton {where.triton}, kernels {where.kernels}", flush=True)
 
+    several = f"{len(cases)} cases, each for" if len(cases) > 1 else "one case, for"
+    print(f"{several} about {seconds:g} s of timing, and what preparing and checking it takes", flush=True)
     outcomes: list[Outcome] = []
     ceilings = Ceilings(device)
     append = options.append
@@ -102,7 +150,8 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
         ]
         start = time.perf_counter()
         try:
-            outcome = run_case(case, names, seconds, device, ceilings, isolate=not options.no_isolation)
+            with steps(f"{number + 1} of {len(cases)}, {case.name}") as tell:
+                outcome = run_case(case, names, seconds, device, ceilings, not options.no_isolation, tell)
         except Poisoned as broken:
             print(f"{case.name}: the device broke under {broken}", flush=True)
             if options.no_isolation:

@@ -28,7 +28,8 @@ class Contender:
     """exact: the dtypes for which it keeps float32 similarities. tf32: it multiplies float32 inputs as TF32 numbers.
 
     scored: its result is the answer, and is checked. isolated: for (case, device type), whether it is known to take the
-    whole process down and must run in one of its own.
+    whole process down and must run in one of its own. wrong: what is wrong with a result, or with the call that gave
+    it, beyond its distance from the truth; None where nothing is.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Contender:
     tf32: bool = False
     scored: bool = True
     isolated: Callable[[Case, str], bool] = lambda case, device: False
+    wrong: Callable[[Inputs, Any, Call], str | None] = lambda inputs, result, call: None
 
 
 def at_precision(precision: str, call: Call) -> Call:
@@ -94,6 +96,53 @@ def prepare_maxsim(inputs: Inputs, backend: str | None = None) -> Call:
         return gradients_of(lambda queries, documents: function(queries, form(documents), **options), inputs)
     documents = form(inputs.documents)
     return lambda: function(inputs.queries, documents, **options)
+
+
+# Largest ‖grad − right‖ / ‖right‖ of ours beside float64 gradients of the same winners: what rounding the result takes.
+SAME_WINNERS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-16}
+
+
+def wrong_gradients(inputs: Inputs, result: Any, call: Call, precision: str = "highest") -> str | None:
+    """Gradients of ours that change from run to run, or are not those of the winners that `matches` tells."""
+    if not inputs.case.train:
+        return None
+    if not all(torch.equal(one, other) for one, other in zip(result, call(), strict=True)):
+        return "wrong: another run gave other bits"
+    if inputs.case.pairs or inputs.case.ragged or inputs.case.views:
+        return None  # `matches` tells no winners of pairs; padded documents are enough for the others
+    right = at_precision(precision, lambda: gradients_of_winners(inputs))()
+    for side, got, gradient in zip(("queries", "documents"), result, right, strict=True):
+        error, most = float((got.double() - gradient).norm() / gradient.norm()), SAME_WINNERS[inputs.case.dtype]
+        if not error <= most:
+            return f"wrong: {side}' gradient is off by {error:.1e} given its winners, allowed {most:.1e}"
+    return None
+
+
+def gradients_of_winners(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """float64 gradients of both sides from the winners of ours, some documents at a time."""
+    import maxsim
+
+    case, upstream = inputs.case, inputs.upstream
+    assert upstream is not None
+    queries = inputs.queries.double()
+    grad_queries = torch.zeros_like(queries)
+    grad_documents = torch.zeros_like(inputs.documents, dtype=torch.float64)
+    for part in blocks(case.ND, max(1, 2**26 // (case.NQ * case.LQ * case.D))):
+        columns = (slice(None), part) if case.candidates else part  # candidates: [NQ, K, LD, D]
+        documents, given = inputs.documents[columns], inputs.document_mask
+        mask = None if given is None else given[columns]
+        index = maxsim.matches(inputs.queries, documents, inputs.query_mask, mask).index  # [NQ, n, LQ]
+        weight = upstream[:, part, None].double() * (index >= 0)
+        row = index.clamp(min=0) + case.LD * torch.arange(index.shape[1], device=index.device)[:, None]
+        if case.candidates:
+            row = row + case.LD * index.shape[1] * torch.arange(case.NQ, device=index.device)[:, None, None]
+        tokens = documents.reshape(-1, case.D).double()
+        grad_queries += (weight[..., None] * tokens[row]).sum(1)
+        flat = torch.zeros_like(tokens).index_add_(
+            0, row.flatten(), (weight[..., None] * queries[:, None]).flatten(0, 2)
+        )
+        grad_documents[columns] = flat.view(documents.shape)
+    return grad_queries, grad_documents
 
 
 # What people write
@@ -261,12 +310,33 @@ def prepare_blocks(inputs: Inputs, size: int) -> Call:
     return run
 
 
+def prepare_at(inputs: Inputs, precision: str, prepare: Callable[[Inputs], Call]) -> Call:
+    """A contender under PyTorch's switch for float32 products, where it makes a difference."""
+    if inputs.case.dtype != "float32":
+        raise Unavailable("differs for float32 only")
+    return at_precision(precision, prepare(inputs))
+
+
+def _ours_at(precision: str) -> Contender:
+    prepare = partial(prepare_at, precision=precision, prepare=prepare_maxsim)
+    wrong = partial(wrong_gradients, precision=precision)
+    return Contender(f"maxsim-{precision}", prepare, DTYPES, tf32=True, wrong=wrong)
+
+
+def _naive_at(precision: str, exact: tuple[str, ...]) -> Contender:
+    prepare = partial(prepare_at, precision=precision, prepare=prepare_naive)
+    return Contender(f"naive-{precision}", prepare, exact, tf32=True)
+
+
 OURS = (
-    Contender("maxsim", prepare_maxsim, DTYPES),
-    Contender("maxsim-high", lambda inputs: at_precision("high", prepare_maxsim(inputs)), DTYPES, tf32=True),
+    Contender("maxsim", prepare_maxsim, DTYPES, wrong=wrong_gradients),
+    _ours_at("high"),
+    _ours_at("medium"),
 )
 PLAIN = (
     Contender("naive", prepare_naive, ("float32",)),
+    _naive_at("high", ("float32",)),
+    _naive_at("medium", ()),  # bfloat16 products where PyTorch has them
     Contender("matched", prepare_matched, ("float16", "bfloat16", "float32"), tf32=True),
     Contender("compiled", prepare_compiled, ()),
     Contender("chunked", prepare_chunked, ("float32",)),

@@ -240,6 +240,7 @@ PEERS = (
     Contender("flash-maxsim-invgrid", prepare_flash_invgrid, _HALVES),
     Contender("late-interaction-kernels", prepare_lik, _HALVES, isolated=_lik_crashes),
     Contender("late-interaction-kernels-lowmem", partial(prepare_lik, backward="lowmem"), _HALVES),
+    Contender("late-interaction-kernels-unified", partial(prepare_lik, backward="unified"), _HALVES),
     Contender("numpy", prepare_numpy, ("float32",)),
     # Past 32 query tokens it corrupts memory: a wrong score, or the end of the process.
     Contender("maxsim-cpu", prepare_maxsim_cpu, ("float32",), isolated=lambda case, device: case.LQ > 32),

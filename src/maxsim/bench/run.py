@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,14 @@ import torch
 from .cases import Case
 from .ceilings import Ceilings
 from .contenders import OURS, PLAIN, Contender, Unavailable, prepare_maxsim
+from .host import STEPS
 from .inputs import make, work
 from .peers import PEERS
 from .records import Environment, Record, read
 from .timer import Call, Timing, first_call, measure, peak_mib
 from .truth import allowed, truth
 
-CONTENDERS = {contender.name: contender for contender in (*OURS, *PLAIN, *PEERS)}
+CONTENDERS = {contender.name: contender for contender in (*OURS, *STEPS, *PLAIN, *PEERS)}
 _CHILD_SECONDS = 240
 
 
@@ -85,43 +86,63 @@ class Outcome:
 
 def contender(name: str) -> Contender:
     """By name; `maxsim:triton` is ours with its backend forced."""
-    if name.startswith("maxsim:"):
-        return Contender(name, partial(prepare_maxsim, backend=name.split(":", 1)[1]), OURS[0].exact)
+    if name.startswith("maxsim:") and name not in CONTENDERS:
+        return Contender(
+            name, partial(prepare_maxsim, backend=name.split(":", 1)[1]), OURS[0].exact, wrong=OURS[0].wrong
+        )
     if name not in CONTENDERS:
         raise ValueError(f"no contender {name!r}; there are {', '.join(CONTENDERS)}, and maxsim:BACKEND")
     return CONTENDERS[name]
+
+
+# Suites with contenders of their own.
+SUITE_CONTENDERS = {
+    "host": ["maxsim", *(step.name for step in STEPS), "matmul-amax-sum", "flash-maxsim", "late-interaction-kernels"]
+}
 
 
 def default_contenders(case: Case, device: torch.device) -> list[str]:
     """Ours, and all whose times say something about a case."""
     if device.type == "cpu":
         return ["maxsim", "matmul", "naive", "numpy", "blocks16", "blocks4", "maxsim-cpu", "numkong"]
-    ours = ["maxsim", "maxsim-high"] if case.dtype == "float32" else ["maxsim"]
+    ours, naive = ["maxsim"], ["naive"]
+    if case.dtype == "float32":
+        ours, naive = [*ours, "maxsim-high", "maxsim-medium"], [*naive, "naive-high", "naive-medium"]
     peers = ["flash-maxsim", "late-interaction-kernels"]
     if case.winners:
-        return [*ours, "naive", "matched", *peers]
+        return [*ours, *naive, "matched", *peers]
     if case.train:
-        return [*ours, "naive", "compiled", *peers, "flash-maxsim-invgrid", "late-interaction-kernels-lowmem"]
+        other = ["flash-maxsim-invgrid", "late-interaction-kernels-lowmem", "late-interaction-kernels-unified"]
+        return [*ours, *naive, "matched", "compiled", *peers, *other]
     if case.ragged:
         peers.insert(1, "flash-maxsim-persistent")
     small = ["matmul-amax-sum"] if case.NQ * case.LQ * case.ND * case.LD < 2e7 else []
-    return [*ours, "naive", "matched", "compiled", "chunked", "loop", *small, *peers]
+    return [*ours, *naive, "matched", "compiled", "chunked", "loop", *small, *peers]
 
 
 def run_case(
-    case: Case, names: Sequence[str], seconds: float, device: torch.device, ceilings: Ceilings, isolate: bool = True
+    case: Case,
+    names: Sequence[str],
+    seconds: float,
+    device: torch.device,
+    ceilings: Ceilings,
+    isolate: bool = True,
+    tell: Callable[[str], None] = lambda step: None,
 ) -> Outcome:
-    """Measures a case for about so many seconds, compilation and the truth not counted.
+    """Measures a case for about so many seconds, compilation and the truth not counted. `tell` hears of each step.
 
     Raises `Poisoned` where a contender broke the device.
     """
+    tell("making the tokens")
     inputs = make(case, device)
+    tell("finding the right answer in float64")
     right = truth(inputs)
     flop, moved = work(inputs)
     rows: dict[str, Row] = {}
     calls: dict[str, Call] = {}
     for name in names:
         player = contender(name)
+        tell(f"checking {name}")
         if isolate and player.isolated(case, device.type):
             _release(device)
             rows[name] = _in_child(case, name, seconds, device)
@@ -130,6 +151,7 @@ def run_case(
             call = player.prepare(inputs)
             result, first_s = first_call(call, device)
             error = right.error(result) if player.scored else None
+            amiss = player.wrong(inputs, result, call)
             del result
             peak = peak_mib(call, device)
         except Exception as problem:
@@ -139,10 +161,14 @@ def run_case(
         if error is not None and not error <= limit:
             rows[name] = Row(name, error=error, first_s=first_s, note=f"wrong: error {error:.1e}, allowed {limit:.1e}")
             continue
+        if amiss is not None:
+            rows[name] = Row(name, error=error, first_s=first_s, note=amiss)
+            continue
         rows[name] = Row(name, peak_mib=peak, error=error, first_s=first_s)
         calls[name] = call
     del right
     _release(device)
+    tell(f"timing {len(calls)} contenders for about {seconds:g} s")
     timings, stopped = measure({**ceilings.calls(), **calls}, seconds, device)
     for name, error_ in stopped.items():
         rows[name] = Row(name, note=_reason(error_, name, device))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from .run import Outcome, Row
 
 # header and width, the first column to the left
-_CASE = {"contender": 31, "ms": 9, "p20": 9, "p80": 9, "host µs": 9, "MiB": 9, "error": 9}
+_CASE = {"contender": 33, "ms": 9, "p20": 9, "p80": 9, "host µs": 9, "MiB": 9, "error": 9}
 _CASE |= {"TFLOP/s": 9, "TB/s": 9, "of limit": 9, "× maxsim": 9, "first s": 8}
-_SUMMARY = {"case": 46, "maxsim ms": 10, "of limit": 9, "limit": 6, "best peer": 31, "ms": 9, "faster": 8}
+_SUMMARY = {"case": 46, "maxsim ms": 10, "of limit": 9, "limit": 6, "best peer": 33, "ms": 9, "faster": 8}
 _SUMMARY |= {"host µs": 9, "× 3 calls": 10}
 
 THREE_CALLS = "matmul-amax-sum"  # what a host time is compared with
@@ -32,7 +32,7 @@ def _figures(value: float) -> str:
 
 
 def is_ours(row: Row) -> bool:
-    return row.contender.split(":")[0].removesuffix("-high") == "maxsim"
+    return row.contender.split(":")[0] in ("maxsim", "maxsim-high", "maxsim-medium")
 
 
 def ours(outcome: Outcome) -> Row | None:
@@ -44,6 +44,16 @@ def best_peer(outcome: Outcome) -> Row | None:
     """The fastest right answer of the others; the product alone is a limit, not an answer."""
     rivals = [row for row in outcome.rows if row.timing and row.error is not None and not is_ours(row)]
     return min(rivals, key=lambda row: row.timing.median_ms if row.timing else 0.0, default=None)
+
+
+def _whole(row: Row) -> bool:
+    """Whether a row does the work of its case, and is not one step of a call."""
+    return row.error is not None or ":" not in row.contender
+
+
+def _rates(outcome: Outcome, median: float) -> list[str]:
+    share = 100 * outcome.floor_ms[0] / median
+    return [f"{outcome.flop / median / 1e9:.3g}", f"{outcome.bytes / median / 1e9:.3g}", f"{share:.1f} %"]
 
 
 def case_table(outcome: Outcome) -> str:
@@ -60,7 +70,7 @@ def case_table(outcome: Outcome) -> str:
     ]
     for row in outcome.rows:
         if row.timing is None:
-            lines.append(f"  {row.contender:31}   {row.note or 'no time'}")
+            lines.append(f"  {row.contender:33}   {row.note or 'no time'}")
             continue
         median = row.timing.median_ms
         cells = [
@@ -69,9 +79,7 @@ def case_table(outcome: Outcome) -> str:
             _number(row.timing.host_us),
             _number(row.peak_mib),
             "–" if row.error is None else f"{row.error:.1e}",
-            f"{outcome.flop / median / 1e9:.3g}",
-            f"{outcome.bytes / median / 1e9:.3g}",
-            f"{100 * floor / median:.1f} %",
+            *(_rates(outcome, median) if _whole(row) else ["–"] * 3),
             _number(median / reference.timing.median_ms if reference and reference.timing else None, 2),
             _number(row.first_s),
         ]

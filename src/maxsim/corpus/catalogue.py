@@ -21,7 +21,8 @@ FILE = "catalogue.sqlite"
 WAIT_SECONDS = 60.0  # how long a second writer waits for the first
 
 # A document's position is its place in the order of adding, and never used again. `id` has no type, so 1 and "1" are
-# two ids. A deleted document keeps its row: a reader that still holds the earlier snapshot can name its hits.
+# two ids. A deleted document keeps its row: a reader that still holds the earlier snapshot can name its hits. `cut`
+# names documents of which only the beginning was encoded; corpora made before it came do without.
 SCHEMA = """
 CREATE TABLE corpus (dim INTEGER NOT NULL, dtype TEXT NOT NULL, encoder TEXT, generation INTEGER NOT NULL);
 CREATE TABLE segments (
@@ -33,6 +34,7 @@ CREATE TABLE documents (
 );
 CREATE UNIQUE INDEX live_ids ON documents (id) WHERE deleted = 0;
 CREATE INDEX tombstones ON documents (position) WHERE deleted = 1;
+CREATE TABLE cut (position INTEGER PRIMARY KEY);
 """
 
 
@@ -173,6 +175,23 @@ def insert_document(
         raise ValueError(
             f"id {id!r} is already in the corpus, or twice among the new ones; nothing was added"
         ) from None
+
+
+def _counts_cut(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'cut'").fetchone()[0])
+
+
+def insert_cut(db: sqlite3.Connection, position: int) -> None:
+    if _counts_cut(db):
+        db.execute("INSERT INTO cut VALUES (?)", (position,))
+
+
+def count_cut(db: sqlite3.Connection) -> int | None:
+    """Documents of which only the beginning was encoded; None where this is not kept."""
+    if not _counts_cut(db):
+        return None
+    query = "SELECT count(*) FROM cut JOIN documents USING (position) WHERE deleted = 0"
+    return int(db.execute(query).fetchone()[0])
 
 
 def find(db: sqlite3.Connection, id: str | int, columns: str = "position") -> Any:

@@ -76,8 +76,8 @@ def documents_of(embeddings: object) -> tuple[int | None, Iterator[Tensor]]:
 
 
 def together(
-    ids: object, embeddings: object, texts: object = None, metadata: object = None
-) -> Iterator[tuple[Any, Tensor, Any, Any]]:
+    ids: object, embeddings: object, texts: object = None, metadata: object = None, cut: object = None
+) -> Iterator[tuple[Any, Tensor, Any, Any, Any]]:
     """One row a document; ValueError when one input ends before another (at once where lengths are known)."""
     count, documents = documents_of(embeddings)
     given: dict[str, Iterable[Any]] = {"ids": _ids(ids), "embeddings": documents}
@@ -85,6 +85,8 @@ def together(
         given["texts"] = _iterable(texts, "texts")
     if metadata is not None:
         given["metadata"] = _iterable(metadata, "metadata")
+    if cut is not None:
+        given["cut"] = _iterable(cut, "cut")
     counts = {name: count if name == "embeddings" else _count(value) for name, value in given.items()}
     if len(set(counts.values()) - {None}) > 1:
         listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count is not None)
@@ -92,7 +94,7 @@ def together(
     return _rows(given)
 
 
-def _rows(given: dict[str, Iterable[Any]]) -> Iterator[tuple[Any, Tensor, Any, Any]]:
+def _rows(given: dict[str, Iterable[Any]]) -> Iterator[tuple[Any, Tensor, Any, Any, Any]]:
     iterators = {name: iter(value) for name, value in given.items()}
     count = 0
     while True:
@@ -102,7 +104,7 @@ def _rows(given: dict[str, Iterable[Any]]) -> Iterator[tuple[Any, Tensor, Any, A
             return
         if ended:
             raise ValueError(f"{ended[0]} ended after {count}, the other inputs go on; nothing was added")
-        yield row["ids"], row["embeddings"], row.get("texts"), row.get("metadata")  # type: ignore[misc]
+        yield row["ids"], row["embeddings"], row.get("texts"), row.get("metadata"), row.get("cut")  # type: ignore[misc]
         count += 1
 
 

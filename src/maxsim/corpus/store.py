@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from ..devices import device_of
 from . import catalogue as sql
 from .catalogue import Catalogue
 from .documents import Id, check_id, check_text, encode_metadata, id_list, together
@@ -35,9 +36,14 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Info:
-    """What a corpus holds. `tokens` and `bytes` count what is on the disk, deleted documents included."""
+    """What a corpus holds. `tokens` and `bytes` count what is on the disk, deleted documents included.
+
+    `cut` counts documents whose text goes on behind what was encoded of it; None for a corpus made before this was
+    kept.
+    """
 
     documents: int
+    cut: int | None
     deleted: int
     tokens: int
     segments: int
@@ -59,7 +65,7 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str], device: str | torch.device | None = None) -> None:
         self.path = Path(path)
-        self.device = torch.device(device or "cpu")
+        self.device = device_of(device or "cpu")
         self._folder = self.path / "segments"
         self._catalogue = Catalogue(self.path)
         self._lock = threading.Lock()
@@ -117,12 +123,13 @@ class Store:
 
         Args:
             path: the folder.
-            device: where the tokens live. None or "cpu" maps the files into memory, "cuda" copies them to the GPU and
-                keeps them there.
+            device: where the tokens live. None or "cpu" maps the files into memory, "cuda" or "cuda:N" copies them to
+                the GPU and keeps them there.
 
         Raises:
             FileNotFoundError: no corpus there.
             NotADirectoryError: a file is there.
+            ValueError: another device, or a GPU that is not there.
             CorpusError: damaged, of a newer format, or locked; names the file and what is wrong.
         """
         return cls(path, device)
@@ -160,6 +167,7 @@ class Store:
         texts: Iterable[str | None] | None = None,
         metadata: Iterable[Mapping[str, Any] | None] | None = None,
         replace: bool = False,
+        cut: Iterable[bool] | None = None,
     ) -> int:
         """Add documents, all or none.
 
@@ -172,6 +180,7 @@ class Store:
             metadata: a JSON-able dict or None for each document.
             replace: documents of these ids that are there already are deleted in the same transaction, instead of being
                 an error; the new ones stand last in the order of adding.
+            cut: whether the text goes on behind its embeddings, a bool for each document, for `info` to count.
 
         Returns:
             the number of documents added.
@@ -182,7 +191,7 @@ class Store:
             TypeError: ids that are neither str nor int, embeddings that are not floats, metadata that is not JSON.
             CorpusError: another process keeps writing, the disk is full, or the folder cannot be written.
         """
-        rows = together(ids, embeddings, texts, metadata)
+        rows = together(ids, embeddings, texts, metadata, cut)
         with self._catalogue.writing() as db:
             records = sql.segment_records(db)
             self._sweep(records)
@@ -202,7 +211,7 @@ class Store:
                 pending.clear()
 
             try:
-                for id, document, text, data in rows:
+                for id, document, text, data, is_cut in rows:
                     id = check_id(id)
                     if document.shape[1] != self.dim:
                         raise ValueError(f"document {id!r} has width {document.shape[1]}, the corpus has {self.dim}")
@@ -212,6 +221,8 @@ class Store:
                     if old is not None and old[0] < start:  # an id that comes twice stays an error
                         sql.tombstone(db, old[0])
                     sql.insert_document(db, position, id, check_text(id, text), encode_metadata(id, data))
+                    if is_cut:
+                        sql.insert_cut(db, position)
                     buffer.append(document)
                     pending.append(id)
                     position += 1
@@ -267,6 +278,12 @@ class Store:
             found = ((id, sql.find(db, id, "text")) for id in id_list(ids))
             return {id: row[0] for id, row in found if row is not None}
 
+    def metadata(self, ids: Iterable[Id]) -> dict[Id, dict[str, Any] | None]:
+        """The metadata of those of `ids` that are in the corpus, None for a document without any. Errors as `texts`."""
+        with self._catalogue.reading() as db:
+            found = ((id, sql.find(db, id, "metadata")) for id in id_list(ids))
+            return {id: json.loads(row[0]) if row[0] else None for id, row in found if row is not None}
+
     def ids(self) -> list[Id]:
         """All ids, in the order in which they were added.
 
@@ -283,10 +300,11 @@ class Store:
             FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
         """
         with self._catalogue.reading() as db:
-            records = sql.segment_records(db)
+            records, cut = sql.segment_records(db), sql.count_cut(db)
         deleted = sum(r.deleted for r in records)
         return Info(
             documents=sum(r.documents for r in records) - deleted,
+            cut=cut,
             deleted=deleted,
             tokens=sum(r.tokens for r in records),
             segments=len(records),
