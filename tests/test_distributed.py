@@ -35,6 +35,20 @@ def four() -> Iterator[Ranks]:
     ranks.close()
 
 
+@pytest.fixture(scope="module", params=["cpu:gloo,cuda:nccl", "nccl"])
+def gpus(request) -> Iterator[Ranks]:
+    """With facts by the host, and by the GPUs."""
+    ranks = Ranks(2, request.param)
+    yield ranks
+    ranks.close()
+
+
+def here() -> str:
+    """The device of a rank's tokens."""
+    backend = dist.distributed_c10d.get_backend_config()
+    return f"cuda:{dist.get_rank()}" if "nccl" in backend else "cpu"
+
+
 # Inputs: items of every rank, and a rank's own in some form
 
 
@@ -56,10 +70,10 @@ def items_of(form: str, size: int, make=integers, dtype=torch.float32):
     queries, documents, masks = [], [], []
     for rank in range(size):
         count = 0 if form == "no queries on 0" and rank == 0 else 2 + rank
-        queries.append([make(100 * rank + n, 3 + n, D).to(dtype) for n in range(count)])
+        queries.append([make(100 * rank + n, 3 + n, D).to(here(), dtype) for n in range(count)])
         lengths = lengths_of(form, rank)
-        documents.append([make(100 * rank + 50 + n, length, D).to(dtype) for n, length in enumerate(lengths)])
-        masks.append([integers(100 * rank + 70 + n, length) > -1 for n, length in enumerate(lengths)])
+        documents.append([make(100 * rank + 50 + n, length, D).to(here(), dtype) for n, length in enumerate(lengths)])
+        masks.append([integers(100 * rank + 70 + n, length, device=here()) > -1 for n, length in enumerate(lengths)])
     return queries, documents, masks
 
 
@@ -70,10 +84,10 @@ def built(form: str, rank: int, documents: list[torch.Tensor], masks: list[torch
     mask = None
     if form in ("masked", "packed masked") or (form == "masked on 0" and rank == 0):
         mask = torch.cat(masks)
-    tokens = torch.cat(documents) if documents else torch.zeros(0, D, dtype=dtype)
+    tokens = torch.cat(documents) if documents else torch.zeros(0, D, dtype=dtype, device=here())
     ends = torch.tensor([len(each) for each in documents]).cumsum(0)
     if form == "views":
-        leaf = torch.cat([torch.full((3, D), float("nan"), dtype=dtype), tokens]).requires_grad_()
+        leaf = torch.cat([torch.full((3, D), float("nan"), dtype=dtype, device=here()), tokens]).requires_grad_()
         lengths = torch.tensor([len(each) for each in documents])
         return leaf, Views(leaf, ends - lengths + 3, lengths), None
     leaf = tokens.requires_grad_()
@@ -121,7 +135,7 @@ def compared(form: str, method: str, dtype: torch.dtype, make=integers, **option
     truth = one_process(items, "masked" in form, upstream, **options)
     leaf, given, mask = built(form, rank, documents[rank], masks[rank], dtype)
     mine = [each.clone().requires_grad_() for each in queries[rank]]
-    asked = mine if mine else torch.zeros(0, 3, D, dtype=dtype)
+    asked = mine if mine else torch.zeros(0, 3, D, dtype=dtype, device=here())
     scores = score(asked, given, None, mask, method=method, **options)
     scores.backward(own(upstream, queries, rank).to(scores))
     of_leaf = leaf.grad[3:] if leaf.grad is not None and leaf.shape[0] > sum(map(len, documents[rank])) else leaf.grad
@@ -189,8 +203,8 @@ def test_rounding_by_four(four):
 
 def plain(method: str, seed: int = 0):
     rank = dist.get_rank()
-    q = integers(seed + rank, 2, 3, D).requires_grad_()
-    d = integers(seed + 10 + rank, 3 + rank, 5, D).requires_grad_()
+    q = integers(seed + rank, 2, 3, D, device=here()).requires_grad_()
+    d = integers(seed + 10 + rank, 3 + rank, 5, D, device=here()).requires_grad_()
     return q, d, score(q, d, method=method)
 
 
@@ -232,7 +246,7 @@ def on_modes(method: str) -> None:
     assert not score(q.detach(), d.detach(), method=method).requires_grad
     with torch.set_grad_enabled(rank == 0), pytest.raises(ValueError, match="no_grad"):
         score(q, d, method=method)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(here().split(":")[0], torch.bfloat16):
         assert torch.equal(score(q, d, method=method), scores)
 
 
@@ -300,18 +314,19 @@ def told(call, on: int, kind: type[Exception], text: str) -> None:
 
 
 def on_wrong_arguments(method: str) -> None:
-    wrong, q, d = dist.get_rank() == 1, torch.ones(2, 3, D), torch.ones(2, 5, D)
+    wrong, q, d = dist.get_rank() == 1, torch.ones(2, 3, D, device=here()), torch.ones(2, 5, D, device=here())
     told(lambda: score(q, d[..., :4] if wrong else d, method=method), 1, ValueError, "width")
     told(lambda: score(q, d.half() if wrong else d, method=method), 1, TypeError, "float16")
     told(lambda: score(q, None if wrong else d, method=method), 1, TypeError, "NoneType")
-    told(lambda: score(q, d, backend="triton" if wrong else None, method=method), 1, maxsim.UnsupportedError, "triton")
+    served = "cpu" if q.is_cuda else "triton"  # by the other device
+    told(lambda: score(q, d, backend=served if wrong else None, method=method), 1, maxsim.UnsupportedError, served)
     told(lambda: score(q, d[:, None] if wrong else d, method=method), 1, ValueError, "candidates")
     told(lambda: score(q, d, method="star" if wrong else method), 1, ValueError, "star")
     plain(method)
 
 
 def on_disagreement(method: str) -> None:
-    wrong, q, d = dist.get_rank() == 1, torch.ones(2, 3, D), torch.ones(2, 5, D)
+    wrong, q, d = dist.get_rank() == 1, torch.ones(2, 3, D, device=here()), torch.ones(2, 5, D, device=here())
     other = METHODS[METHODS.index(method) - 1]
     for call, text in (
         (lambda: score(q[..., : D - wrong], d[..., : D - wrong], method=method), "widths by rank: [16, 15]"),
@@ -380,7 +395,7 @@ def test_a_rank_that_dies(method):
 def on_groups(method: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     alone = [dist.new_group([each]) for each in range(size)]
-    q, d = integers(rank, 2, 3, D).requires_grad_(), integers(10 + rank, 3, 5, D).requires_grad_()
+    q, d = (integers(10 * n + rank, 2 + n, 3, D, device=here()).requires_grad_() for n in range(2))
     assert torch.equal(score(q, d, method=method, group=alone[rank]), maxsim.score(q, d))
     assert offset(3, alone[rank]) == 0
     assert mean(torch.tensor([1.0, 3.0]), alone[rank]) == 2
@@ -390,7 +405,7 @@ def on_groups(method: str) -> None:
         pairs = [dist.new_group([1, 3]), dist.new_group([0, 2])]
         group = pairs[rank % 2 == 0]
         scores = score(q, d, method=method, group=group)
-        everyone = [integers(10 + other, 3, 5, D) for other in (rank % 2, rank % 2 + 2)]
+        everyone = [integers(10 + other, 3, 3, D) for other in (rank % 2, rank % 2 + 2)]
         assert torch.equal(scores, maxsim.score(q, torch.cat(everyone)))
         scores.sum().backward()
         assert torch.equal(q.grad, torch.autograd.grad(maxsim.score(q, torch.cat(everyone)).sum(), q)[0])
@@ -435,17 +450,17 @@ def test_reached_from_the_package():
 
 def on_loss(counts: list[int], method: str) -> None:
     """DDP's averaged gradient is that of one process's mean loss, with no factor of the number of ranks."""
-    rank = dist.get_rank()
+    rank, device = dist.get_rank(), here()
+    dtype, tolerance = (torch.float64, 1e-12) if device == "cpu" else (torch.float32, 1e-5)
     torch.manual_seed(0)
-    encoder = torch.nn.Linear(12, D, dtype=torch.float64)
-    alone = torch.nn.Linear(12, D, dtype=torch.float64)
+    encoder, alone = (torch.nn.Linear(12, D, dtype=dtype, device=device) for _ in range(2))
     alone.load_state_dict(encoder.state_dict())
     wrapped = torch.nn.parallel.DistributedDataParallel(encoder)
-    queries = [random(each, count, 4, 12, dtype=torch.float64) for each, count in enumerate(counts)]
-    documents = [random(10 + each, count, 7, 12, dtype=torch.float64) for each, count in enumerate(counts)]
+    queries = [random(each, count, 4, 12, dtype=dtype, device=device) for each, count in enumerate(counts)]
+    documents = [random(10 + each, count, 7, 12, dtype=dtype, device=device) for each, count in enumerate(counts)]
 
     def losses(scores: torch.Tensor, first: int) -> torch.Tensor:
-        labels = first + torch.arange(len(scores))
+        labels = first + torch.arange(len(scores), device=scores.device)
         return torch.nn.functional.cross_entropy(scores / 5, labels, reduction="none")
 
     whole = losses(maxsim.score(alone(torch.cat(queries)), alone(torch.cat(documents))), 0)
@@ -460,7 +475,7 @@ def on_loss(counts: list[int], method: str) -> None:
         torch.testing.assert_close(loss, mine.mean())
     loss.backward()
     for found, wanted in zip(encoder.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=tolerance, atol=tolerance)
     average = loss.detach() / dist.get_world_size()
     dist.all_reduce(average)
     torch.testing.assert_close(average, whole.mean().detach())
@@ -478,3 +493,54 @@ def test_loss_under_ddp(two, counts, method):
 @pytest.mark.parametrize("counts", [[3, 3, 3, 3], [1, 4, 0, 2]], ids=str)
 def test_loss_under_ddp_by_four(four, counts, method):
     four.run(on_loss, counts, method)
+
+
+# Two GPUs
+
+
+def on_memory(method: str) -> None:
+    """A ring holds its own documents and a block that comes (of more than two ranks two), a gather all of them."""
+    rank, block = dist.get_rank(), 64 << 20
+    d = torch.ones(block // (2 * 128 * 64), 64, 128, dtype=torch.float16, device=here())
+    q = integers(rank, 2, 3, 128, dtype=torch.float16, device=here())
+    score(q, d, method=method)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    score(q, d, method=method)
+    torch.cuda.synchronize()
+    blocks = {"gather": 2, "ring": 1}[method]
+    assert torch.cuda.max_memory_allocated() - before <= blocks * block + (8 << 20)
+
+
+@pytest.mark.gpus
+@pytest.mark.parametrize("form", FORMS)
+def test_gpus_as_one_process(gpus, form):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        gpus.run(on_exact, form, dtype, {})
+
+
+@pytest.mark.gpus
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "check",
+    [
+        on_repeated_backwards, on_second_derivative, on_modes, on_needs, on_places, on_checkpoint, on_wrong_arguments,
+        on_disagreement, on_failure_inside, on_memory,
+    ],
+)  # fmt: skip
+def test_gpus(gpus, check, method):
+    gpus.run(check, method)
+
+
+@pytest.mark.gpus
+@pytest.mark.parametrize("normalize", [False, True])
+def test_gpus_rounding(gpus, normalize):
+    gpus.run(on_rounding, normalize)
+
+
+@pytest.mark.gpus
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("counts", [[4, 4], [2, 5], [0, 3]], ids=str)
+def test_gpus_loss_under_ddp(gpus, counts, method):
+    gpus.run(on_loss, counts, method)
