@@ -93,6 +93,9 @@ def built(form: str, rank: int, documents: list[torch.Tensor], masks: list[torch
     leaf = tokens.requires_grad_()
     if form in ("packed", "packed masked", "masked on 0", "packed, none on 1"):
         return leaf, Packed(leaf, [0, *ends.tolist()]), mask
+    if form == "jagged":
+        offsets = torch.cat([ends.new_zeros(1), ends]).to(here())
+        return leaf, torch.nested.nested_tensor_from_jagged(leaf, offsets), None
     if form == "list" or len({len(each) for each in documents}) > 1:
         return leaf, list(leaf.split([len(each) for each in documents])), mask
     count = len(documents)
@@ -117,8 +120,8 @@ def own(values, parts: list[list[torch.Tensor]], rank: int):
 
 
 FORMS = (
-    "padded", "masked", "counts", "lengths", "packed", "packed masked", "masked on 0", "views", "list", "mixed",
-    "none on 1", "packed, none on 1", "no queries on 0",
+    "padded", "masked", "counts", "lengths", "packed", "packed masked", "masked on 0", "views", "list", "jagged",
+    "mixed", "none on 1", "packed, none on 1", "no queries on 0",
 )  # fmt: skip
 
 
@@ -431,6 +434,7 @@ def test_without_a_group():
         scores = score(q, d, method=method)
         assert torch.equal(scores, maxsim.score(q, d))
         assert scores.requires_grad
+    assert torch.equal(score(q, iter(d)), maxsim.score(q, d))
     with pytest.raises(ValueError, match="'gather', 'ring'"):
         score(q, d, method="star")
     with pytest.raises(ValueError, match="candidates"):

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import ops
 from ..dispatch import select
+from ..graph import differentiable_scores
 from ..layout import FLOATS, MaskLike, Problem, TokensLike, make_problem
 from .blocks import exchanged, facts_of
 from .function import differentiable
@@ -58,11 +58,11 @@ def score(
             GPUs); None is the default group. Without an initialised one, and in a group of one, this is
             `maxsim.score`.
         method: "gather": each rank holds the documents of all from the forward to the backward, scores them in one
-            launch, and adds up gradients in one exchange (W times the documents and, in the backward, 2 W times
+            launch, and adds up gradients in one exchange (the documents of all and, in the backward, two or three times
             their float32 gradients). "ring": documents are passed from rank to rank while others are scored, and
             again in the backward, followed by their gradients: a rank never holds more than its own documents and two
-            ranks' more (in the backward also their float32 gradients, three times), and keeps only the winners, 2
-            bytes a query token and document.
+            ranks' more (in the backward also three float32 gradients of a rank's documents), and keeps only the
+            winners, 2 bytes a query token and document.
 
     Returns:
         float32 (float64 for float64 inputs) `[local queries, documents of all ranks]`, columns in rank order
@@ -81,7 +81,7 @@ def score(
 
     Host: sizes and failures are told in small exchanges, three in a forward and two or three in a backward. They
     wait for the GPU unless the group also has a backend for the CPU, which `init_process_group("cpu:gloo,cuda:nccl")`
-    gives it. With NCCL each rank must have called `torch.cuda.set_device`.
+    gives it. With NCCL each rank must have called `torch.cuda.set_device`. `torch.compile` does not trace this call.
 
     Raises:
         TypeError, ValueError, UnsupportedError: as `maxsim.score`; ValueError also for ranks that do not agree,
@@ -102,10 +102,11 @@ def score(
     except Exception as error:
         failure = error
     talk = _talk(group, problem)
+    if talk is None and failure is not None:
+        raise failure
     if talk is None:
-        if failure is not None:
-            raise failure
-        return ops.score(queries, documents, query_mask, document_mask, masked, normalize, backend)
+        assert problem is not None
+        return differentiable_scores(problem, backend)
     tracked, facts = _arguments(talk, problem, method, failure)
     assert problem is not None
     q, d = problem.queries.data, problem.documents.data
@@ -163,33 +164,37 @@ def _arguments(
     """Whether any rank asks for a gradient, and what each tells of its documents, once all agree."""
     row: list[int] = []
     if problem is not None and failure is None:
-        if problem.device.type not in talk.devices:
-            failure = ValueError(
-                f"documents are on {problem.device}, the process group serves {', '.join(talk.devices)}"
-            )
-        asks = problem.queries.data.requires_grad or problem.documents.data.requires_grad
-        row = [
-            list(_METHODS).index(method),
-            FLOATS.index(problem.dtype),
-            problem.documents.width,
-            int(problem.masked_zero),
-            int(problem.normalize),
-            int(torch.is_grad_enabled()),
-            int(asks),
-            *facts_of(problem),
-        ]
+        device = problem.device.type
+        if device in talk.devices:
+            row = [list(_METHODS).index(method), talk.devices.index(device), *_facts(problem)]
+        else:
+            failure = ValueError(f"documents are on {device}, the process group serves {', '.join(talk.devices)}")
     table = talk.agree(Step.ARGUMENTS, row, failure)
     compared: dict[str, list[object]] = {
         "method": [list(_METHODS)[row[0]] for row in table],
-        "dtypes": [str(FLOATS[row[1]]) for row in table],
-        "widths": [row[2] for row in table],
-        "masked": ["zero" if row[3] else "exclude" for row in table],
-        "normalize": [bool(row[4]) for row in table],
+        "devices": [talk.devices[row[1]] for row in table],
+        "dtypes": [str(FLOATS[row[2]]) for row in table],
+        "widths": [row[3] for row in table],
+        "masked": ["zero" if row[4] else "exclude" for row in table],
+        "normalize": [bool(row[5]) for row in table],
     }
     for what, values in compared.items():
         if len(set(values)) > 1:
             raise ValueError(f"maxsim.distributed: ranks do not agree, {what} by rank: {values}")
-    tracked = any(enabled and asks for _, _, _, _, _, enabled, asks, *_ in table)
-    if tracked and not all(row[5] for row in table):
+    tracked = any(recorded and asks for recorded, asks in (row[6:8] for row in table))
+    if tracked and not all(row[6] for row in table):
         raise ValueError("maxsim.distributed: some ranks record gradients and others are in no_grad or inference mode")
-    return tracked, [row[7:] for row in table]
+    return tracked, [row[8:] for row in table]
+
+
+def _facts(problem: Problem) -> list[int]:
+    asks = problem.queries.data.requires_grad or problem.documents.data.requires_grad
+    return [
+        FLOATS.index(problem.dtype),
+        problem.documents.width,
+        int(problem.masked_zero),
+        int(problem.normalize),
+        int(torch.is_grad_enabled()),
+        int(asks),
+        *facts_of(problem),
+    ]
