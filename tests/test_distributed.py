@@ -3,6 +3,7 @@ loss is right under DDP. Functions named `on_*` run on the ranks; each makes all
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Iterator
@@ -447,6 +448,10 @@ def test_without_a_group():
 def test_reached_from_the_package():
     assert maxsim.distributed.score is score
     assert "distributed" in dir(maxsim)
+    assert all(inspect.getdoc(getattr(maxsim.distributed, name)) for name in maxsim.distributed.__all__)
+    alone, across = (list(inspect.signature(function).parameters.values()) for function in (maxsim.score, score))
+    assert across[: len(alone)] == alone
+    assert [each.name for each in across[len(alone) :]] == ["group", "method"]
 
 
 # The loss
