@@ -1,10 +1,13 @@
-# make demo: index and search real text.  make test: what every commit must pass.  Both set up .venv first if need be.
-.PHONY: setup demo test ci check clean
+# make demo: index and search real text.  make train: a head learns.  make test: what every commit must pass.  All set up .venv first if need be.
+.PHONY: setup demo train test ci check clean
 
 PY = .venv/bin/python
 
 demo: setup
 	@$(PY) examples/demo.py
+
+train: setup
+	@$(PY) examples/train.py
 
 test: setup
 	scripts/check

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from .best import TopK, topk
     from .errors import UnsupportedError
     from .ops import Matches, backend_for, matches, score, score_pairs
@@ -40,6 +41,8 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "distributed":
+        return importlib.import_module(".distributed", __name__)
     for room, names in _ROOMS.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(f".{room}", __name__), name)
@@ -48,4 +51,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "distributed"})

@@ -1,0 +1,166 @@
+"""What ranks say to each other: small tables of facts, errors that reach every rank, and flat tensors in whole.
+
+Facts come with a flag, so that a rank that fails takes the others out with its message in place of leaving them
+waiting. Only `torch.distributed` and raw tensors here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_FACTS = 16  # numbers that a rank tells at once, its flag and its step included
+_MESSAGE = 1024  # bytes of an error's text
+
+
+class Step(IntEnum):
+    """Where in a call ranks speak to each other."""
+
+    ARGUMENTS = 1
+    READY = 2
+    SCORED = 3
+    BACKWARD = 4
+    GRADIENTS = 5
+    COUNTS = 6
+
+
+class Talk:
+    """A process group as one of its ranks sees it.
+
+    Args:
+        group: a group of `torch.distributed`; None is the default one.
+        device: where this rank's documents are (None: unknown, since its arguments are wrong).
+
+    Raises:
+        ValueError: the process does not belong to the group.
+    """
+
+    def __init__(self, group: Any, device: torch.device | None):
+        self.group: Any = dist.group.WORLD if group is None else group
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ValueError("this process is not in the process group given")
+        config = dist.distributed_c10d.get_backend_config(self.group)
+        self.devices = [pair.split(":")[0] for pair in config.split(",")]
+        # facts go by the host where the group has a backend for it: nothing waits for a GPU then
+        if "cpu" in self.devices:
+            self._device = torch.device("cpu")
+        elif device is not None and device.type in self.devices:
+            self._device = device
+        else:
+            self._device = torch.device("cuda", torch.cuda.current_device())
+
+    def agree(self, step: Step, facts: Sequence[int] = (), error: Exception | None = None) -> list[list[int]]:
+        """Every rank's facts, in rank order. `step`: which exchange this is, the same on all ranks.
+
+        Raises:
+            the error given; RuntimeError with the text of another rank's, or where ranks are not at the same step.
+        """
+        row = [int(error is not None), step, *facts]
+        row += [0] * (_FACTS - len(row))
+        try:
+            table = self._rows(torch.tensor(row, device="cpu")).tolist()
+            failed = [rank for rank, (flag, *_) in enumerate(table) if flag]
+            texts = self._rows(_written(error)) if failed else None
+        except Exception as broken:
+            if error is None:
+                raise
+            raise error from broken
+        if error is not None:
+            raise error
+        if texts is not None:
+            said = [f"rank {rank} of {self.size} failed: {_read(texts[rank])}" for rank in failed]
+            raise RuntimeError(f"maxsim.distributed: {'; '.join(said)}")
+        steps = [other for _, other, *_ in table]
+        if len(set(steps)) > 1:
+            raise RuntimeError(
+                "maxsim.distributed: ranks are not at the same step: all must make the same calls, and run their "
+                f"backwards, in the same order (steps by rank: {', '.join(Step(step).name.lower() for step in steps)})"
+            )
+        return [row[2 : 2 + len(facts)] for row in table]
+
+    def _rows(self, own: Tensor) -> Tensor:
+        """One row a rank, on the CPU."""
+        own = own.to(self._device)
+        table = own.new_empty(self.size * own.numel())
+        _all_gather(table, own, self.group)
+        return table.view(self.size, -1).cpu()
+
+    @contextmanager
+    def together(self, step: Step) -> Iterator[None]:
+        """What is done inside has succeeded on all ranks, or raises on all of them."""
+        failure = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        self.agree(step, error=failure)
+
+    def gather(self, own: Tensor, sizes: Sequence[int], whole: Tensor | None = None) -> Tensor:
+        """The flat tensors of all ranks, one after another (in `whole`); rank r's has `sizes[r]` elements."""
+        whole = own.new_empty(sum(sizes)) if whole is None else whole
+        if not whole.numel():
+            return whole
+        if len(set(sizes)) == 1:
+            _all_gather(whole.view(torch.uint8), own.view(torch.uint8), self.group)
+            return whole
+        works = []
+        for rank, part in enumerate(torch.split(whole, list(sizes))):
+            if rank == self.rank:
+                part.copy_(own)
+            if part.numel():
+                root = dist.get_global_rank(self.group, rank)
+                works.append(dist.broadcast(part.view(torch.uint8), root, self.group, async_op=True))
+        for work in works:
+            work.wait()
+        return whole
+
+    def scatter(self, whole: Tensor, sizes: Sequence[int], out: Tensor) -> None:
+        """Part r of `whole`, of `sizes[r]` elements, goes to rank r; `out` `[size, sizes[rank]]` is what came."""
+        dist.all_to_all_single(out.view(-1), whole, [sizes[self.rank]] * self.size, list(sizes), group=self.group)
+
+    def shift(self, own: Tensor, arrival: Tensor) -> Shift:
+        """Starts sending a flat tensor to the next rank while the previous rank's comes."""
+        return Shift(self, own, arrival)
+
+
+class Shift:
+    """A transfer around the ring under way; `wait` before what it moves is touched."""
+
+    def __init__(self, talk: Talk, own: Tensor, arrival: Tensor):
+        # a first transfer must be one of all ranks (NCCL), so nothing is sent as one byte
+        self._arrival = arrival
+        self._held = [x.view(torch.uint8) if x.numel() else x.new_zeros(1, dtype=torch.uint8) for x in (own, arrival)]
+        after, before = ((talk.rank + step) % talk.size for step in (1, -1))
+        self._works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, self._held[0], dist.get_global_rank(talk.group, after), talk.group),
+                dist.P2POp(dist.irecv, self._held[1], dist.get_global_rank(talk.group, before), talk.group),
+            ]
+        )
+
+    def wait(self) -> Tensor:
+        """What has come."""
+        for work in self._works:
+            work.wait()
+        return self._arrival
+
+
+def _all_gather(whole: Tensor, own: Tensor, group: Any) -> None:
+    collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the new name, and the old
+    collective(whole, own, group=group)
+
+
+def _written(error: Exception | None) -> Tensor:
+    text = b"" if error is None else f"{type(error).__name__}: {error}".encode()[:_MESSAGE]
+    return torch.tensor([*text.ljust(_MESSAGE, b"\0")], dtype=torch.uint8, device="cpu")
+
+
+def _read(text: Tensor) -> str:
+    return bytes(text.tolist()).rstrip(b"\0").decode(errors="replace")
