@@ -166,6 +166,15 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             "hopper-few-matches": lambda: maxsim.matches(
                 tokens(1, 32, 128), packed(half), None, torch.ones(240, dtype=torch.bool), backend="hopper"
             ),
+            "hopper-few-float32": dense(
+                tokens(1, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), None, mask
+            ),
+            "hopper-few-float32-high": dense(
+                tokens(1, 64, 100, dtype=single), packed(single, 6, 100), precision="high"
+            ),
+            "hopper-few-float32-matches": dense(
+                tokens(1, 64, 128, dtype=single), packed(single), function=maxsim.matches
+            ),
             "hopper-masked": dense(tokens(8, 32, 128), tokens(4, 300, 128), torch.ones(8, 32, dtype=torch.bool), mask),
             "hopper-matches": lambda: maxsim.matches(tokens(8, 32, 128), tokens(4, 300, 128), backend="hopper"),
             "hopper-train": lambda: maxsim.score(

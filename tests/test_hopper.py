@@ -463,6 +463,8 @@ def test_float32_at_any_magnitude(precision):
     d[:, ::7] = 0
     same(q, d)
     same(q, -d)
+    same(q[:2], d)  # few rows
+    same(q[:1], -d)
 
 
 @FLOAT32
@@ -489,10 +491,35 @@ def test_float32_not_finite(precision, NQ, LQ, monkeypatch):
 
 
 @FLOAT32
-def test_float32_repeated(precision):
+@pytest.mark.parametrize(("NQ", "LQ"), [(1, 30), (9, 32), (2, 300)])
+def test_float32_what_is_lost(precision, NQ, LQ, monkeypatch):
+    """All but empty documents may be, and they are not; many of them are shared out."""
+    from maxsim.kernels import hopper_few, hopper_launch
+
+    torch.set_float32_matmul_precision(precision)
+    sizes = [0, *lengths(700, 60), 0]
+    d = packed(sizes, 128, torch.float32)
+    q = tokens(NQ, LQ, 128, dtype=torch.float32)
+    every = Packed(torch.full_like(d.tokens, INF), d.offsets)
+    same(q, every)
+    d.tokens[:: len(d.tokens) // 50] = NAN
+    same(q, d)
+    for module in (hopper_few, hopper_launch):
+        monkeypatch.setattr(module, "score_lost", lambda *args: None)
+    empty = torch.tensor(sizes) == 0
+    for sign in (1, -1):
+        for tokens_ in (every.tokens, torch.full_like(d.tokens, 3e38)):
+            got = maxsim.score(sign * 1e10 * torch.ones_like(q), Packed(tokens_, d.offsets), backend="hopper").cpu()
+            assert torch.isneginf(got[:, empty]).all()
+            assert (torch.isnan(got[:, ~empty]) | torch.isposinf(got[:, ~empty])).all()
+
+
+@FLOAT32
+@pytest.mark.parametrize("NQ", [2, 40])
+def test_float32_repeated(precision, NQ):
     """A call like an earlier one finds infinities too."""
     torch.set_float32_matmul_precision(precision)
-    q, d = tokens(40, 32, 128, dtype=torch.float32), tokens(400, 200, 128, dtype=torch.float32)
+    q, d = tokens(NQ, 32, 128, dtype=torch.float32), tokens(400, 200, 128, dtype=torch.float32)
     for value in (0.0, INF, NAN):
         d[7, 3, 9] = value
         want = maxsim.score(q, d, backend="triton")
@@ -549,6 +576,7 @@ def test_which_backend():
     assert maxsim.backend_for(tokens(128, 32, 128), pages.float().half()) == "hopper"
     assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "hopper"
     assert maxsim.backend_for(tokens(1, 32, 128).float(), pages.float()) == "triton"
+    assert maxsim.backend_for(tokens(1, 32, 128).float(), texts.float()) == "hopper"
     leaf = tokens(128, 32, 128).requires_grad_()
     maxsim.score(leaf, pages).sum().backward()
     want = torch.autograd.grad(maxsim.score(leaf, pages, backend="triton").sum(), leaf)[0]

@@ -9,7 +9,14 @@ from functools import cache
 import torch
 
 from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
-from ..kernels.configs import FewConfig, few_config, hopper_config, hopper_float32_config, power_of_two
+from ..kernels.configs import (
+    FewConfig,
+    few_config,
+    few_float32_config,
+    hopper_config,
+    hopper_float32_config,
+    power_of_two,
+)
 from ..kernels.hopper_few import hopper_few
 from ..kernels.hopper_launch import hopper_scores
 from ..kernels.launches import Repeatable
@@ -97,22 +104,26 @@ def preferred(problem: Problem) -> bool:
     single = problem.dtype == torch.float32
     if rows > 64:
         return rows * tokens >= 1 << (23 if single else 24)
-    if d.mask is not None or (d.ragged and not d.consecutive):
+    size = tokens * d.width
+    if d.ragged and not d.consecutive:
         return False
+    if _few(problem, False) is None:
+        return single and d.mask is None and not float32_is_exact() and size >= 1 << 27
     if single:
-        return not float32_is_exact() and tokens * d.width >= 1 << 27
-    if _few(problem, False) is None or d.count < 512:
+        return d.count >= 256 and size >= 1 << (25 if d.mask is None else 27)
+    if d.mask is not None or d.count < 512:
         return False
     # programs have equal shares, set beforehand: of many equal documents the card deals as well, document by document
-    return (d.ragged or d.count <= 2048) and tokens * d.width >= 1 << 25
+    return (d.ragged or d.count <= 2048) and size >= 1 << 25
 
 
 def _few(problem: Problem, winners: bool) -> FewConfig | None:
     """The tiles where the kernel for few query rows serves."""
     q = problem.queries
+    rows = q.count * max(16, power_of_two(q.max_length))
     if problem.dtype == torch.float32:
-        return None
-    return few_config(q.width, q.count * max(16, power_of_two(q.max_length)), winners)
+        return few_float32_config(q.width, rows)
+    return few_config(q.width, rows, winners)
 
 
 def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
@@ -127,7 +138,7 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     with on_device(problem.device):
         launch: Repeatable | None
         if few is not None:
-            launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, few)
+            launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, precision, few)
         else:
             launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, precision, config)
     return Scored(*out, again(launch, problem))

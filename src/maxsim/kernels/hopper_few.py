@@ -6,6 +6,9 @@ multiplies. Several programs share a multiprocessor: while one is busy with a do
 Reads every document token once; writes one number a query and document, and where asked a winner and a maximum a query
 token.
 
+float32 tokens turn into float16 halves in the registers that multiply them (`hopper_halves`); scores are those of
+`scores` bit for bit where they are not lost (`lost`), and those are scored again.
+
 Document tokens are the rows of the product and query tokens its columns, as in `scores`: the running maximum is
 elementwise, and where documents end inside a tile each takes its rows of it. Only an end reduces.
 
@@ -27,10 +30,11 @@ from .gluon_names import (
     wgmma,
     wgmma_wait,
 )
-from .hopper_launch import GLUON, HopperLaunch
+from .hopper_halves import halves_in_registers, of_registers, store_halves, token_of
+from .hopper_launch import GLUON, HopperLaunch, score_lost
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
 from .hopper_stream import cut, enter, fetch, next_kept, segment
-from .hopper_tile import keep_queries, maximum, pair_sums, query_tokens
+from .hopper_tile import keep_queries, maximum, pair_sums, query_tokens, scaled_maxima
 from .queries import kept_rows
 from .scores import Outputs
 from .sides import Side
@@ -43,7 +47,7 @@ NOWHERE = gl.constexpr(2147483647)
 
 @gluon.jit
 def _finish(
-    best, best_at, token, column, valid, doc, first, empty, bases, out_ptr, winners_ptr, maxima_ptr,
+    best, best_at, token, q_scale, column, valid, doc, first, empty, bases, out_ptr, winners_ptr, maxima_ptr,
     ND, TD, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
@@ -68,6 +72,9 @@ def _finish(
         slot = doc.to(gl.int64) * winner_columns + column
         winner = gl.where(empty, -1, winner - base)
         gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
+    if q_scale is not None:
+        value = scaled_maxima(value, q_scale, empty)
+    if winners_ptr is not None:
         if maxima_ptr is not None:
             gl.store(maxima_ptr + slot, value, mask=valid)
     total = gl.where(valid, value, 0.0)
@@ -98,7 +105,13 @@ def _few_partition(
         gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(1, by_row)), 0, 1, q_starts, q_ends, q_kept_rows, q_kept,
         NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
     )  # fmt: skip
-    keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, Q_ALIGNED)
+    token = gl.arange(0, BLOCK_LD, layout=gl.SliceLayout(1, layout))
+    q_scale = None
+    if d_smem.dtype != gl.float32:
+        keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem.index(0), by_row, Q_ALIGNED)
+    else:
+        q_scale = store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, layout, Q_ALIGNED)
+        token = token_of(token)
     fence_async_shared()
     thread_barrier()
     _, column, valid = query_tokens(
@@ -108,7 +121,6 @@ def _few_partition(
     at = cut(stream, streams, 1, ND, TD, starts, BY_TOKENS, 4)
     end = cut(stream + 1, streams, 1, ND, TD, starts, BY_TOKENS, 4)
     _, doc, last = segment(at, end, ND)
-    token = gl.arange(0, BLOCK_LD, layout=gl.SliceLayout(1, layout))
     none = gl.full([BLOCK_LD, BLOCK_LQ], float("-inf"), gl.float32, layout)
     nowhere = gl.full([BLOCK_LD, BLOCK_LQ], NOWHERE, gl.int32, layout)
     step = 0
@@ -120,8 +132,8 @@ def _few_partition(
             row = first
             if not run:
                 _finish(
-                    none, nowhere, token, column, valid, doc, first, True, bases, out_ptr, winners_ptr, maxima_ptr,
-                    ND, TD, NQ, block_log2, winner_columns, d_item, d_bits is not None,
+                    none, nowhere, token, q_scale, column, valid, doc, first, True, bases, out_ptr, winners_ptr,
+                    maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item, d_bits is not None,
                 )  # fmt: skip
                 doc += 1
                 first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
@@ -132,12 +144,19 @@ def _few_partition(
                 if d_bits is not None:
                     row = next_kept(d_bits, row, BLOCK_LD)
                 mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-                sim = wgmma(
-                    d_smem.index(stage), q_smem.permute((1, 0)),
-                    gl.zeros([BLOCK_LD, BLOCK_LQ], gl.float32, layout), use_acc=False, is_async=True,
-                )  # fmt: skip
-                sim = wgmma_wait(0, deps=[sim])
-                mbarrier.arrive(empty.index(stage), count=1)
+                if d_smem.dtype == gl.float32:
+                    high, low, scale = halves_in_registers(d_smem.index(stage), layout)
+                    thread_barrier()
+                    mbarrier.arrive(empty.index(stage), count=1)
+                    sim = wgmma_wait(0, deps=[of_registers(high, low, q_smem, layout)])
+                    sim = sim * scale[:, None] + 0.0  # no −0, as in `similarities`
+                else:
+                    sim = wgmma(
+                        d_smem.index(stage), q_smem.index(0).permute((1, 0)),
+                        gl.zeros([BLOCK_LD, BLOCK_LQ], gl.float32, layout), use_acc=False, is_async=True,
+                    )  # fmt: skip
+                    sim = wgmma_wait(0, deps=[sim])
+                    mbarrier.arrive(empty.index(stage), count=1)
                 step += 1
                 here = row + token
                 if d_bits is not None:
@@ -155,7 +174,7 @@ def _few_partition(
                     inside = past <= row + BLOCK_LD
                     if inside:
                         _finish(
-                            best, best_at, token, column, valid, doc, first, past <= first, bases, out_ptr,
+                            best, best_at, token, q_scale, column, valid, doc, first, past <= first, bases, out_ptr,
                             winners_ptr, maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item,
                             d_bits is not None,
                         )  # fmt: skip
@@ -174,11 +193,13 @@ def _hopper_few_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
+    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, HALVES: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_LQ, BLOCK_D], d_desc.dtype)
-    q_smem = gl.allocate_shared_memory(d_desc.dtype, [BLOCK_LQ, BLOCK_D], q_layout)
+    """HALVES: of a query token, one of float32 or two; else it is as it comes, and this is 1."""
+    q_type: gl.constexpr = gl.float16 if d_desc.dtype == gl.float32 else d_desc.dtype
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_LQ, BLOCK_D], q_type)
+    q_smem = gl.allocate_shared_memory(q_type, [HALVES, BLOCK_LQ, BLOCK_D], q_layout)
     d_smem = gl.allocate_shared_memory(d_desc.dtype, [STAGES, BLOCK_LD, BLOCK_D], d_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -201,7 +222,7 @@ def _hopper_few_kernel(
 
 
 def hopper_few(
-    q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, config: FewConfig
+    q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, precision: str, config: FewConfig
 ) -> HopperLaunch | None:
     """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows."""
     D = q.data.shape[-1]
@@ -220,10 +241,14 @@ def hopper_few(
         min(d.length, d_rows),  # 32 bits
         q.rows, d_rows, D, block.bit_length() - 1, q.item, q.row, q.col, d_item,
         0 if out.winners is None else out.winners.shape[1],
-        q.consecutive, q.aligned, d.consecutive, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages,
+        q.consecutive, q.aligned, d.consecutive, 2 if precision == "f16x3" else 1,
+        config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages,
     )  # fmt: skip
     kernel = _hopper_few_kernel[programs](
         TensorDescriptor(d.data, *describe), q.data, out.scores, *arguments, num_warps=4, maxnreg=config.registers
     )
+    lost = None
+    if precision != "native":
+        lost = score_lost(q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, precision, processors)
     plain = q.mask is None and d.mask is None and out.winners is None
-    return HopperLaunch(kernel, programs, describe, arguments) if plain else None
+    return HopperLaunch(kernel, programs, describe, arguments, lost) if plain else None

@@ -6,7 +6,7 @@ halves (LOW) two take the high halves of the queries from registers, so that sha
 alone. Unpaired there is one query tile, and one warpgroup multiplies. Bound by the conversion, which shares the shared
 memory with the products; for one query tile by the bytes of the documents.
 
-Scores are those of `scores` bit for bit where they are finite; where not, it must be asked again.
+Scores are those of `scores` bit for bit where they are not lost (`lost`), and those are scored again.
 """
 
 from __future__ import annotations

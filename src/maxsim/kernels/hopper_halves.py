@@ -1,4 +1,4 @@
-"""float32 tokens as float16 halves in shared memory, where a Hopper warpgroup multiplies them."""
+"""float32 tokens as float16 halves in shared memory or registers, where a Hopper warpgroup multiplies them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ halves = gluon.jit(arithmetic.halves.fn)
 
 # Eight threads read, and write, 16 bytes of as many rows, which lie in different banks.
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [0, 1]))
+
+
+@gluon.constexpr_function
+def _by_token(columns):
+    """[64, columns]: which thread multiplies which number of a tile of tokens where these lie in rows as in `token_of`.
+    Threads that read at once then find theirs in different banks, as the copy engine has swizzled them."""
+    wide = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [8, 0], [0, 8], *wide],
+        lane_bases=[[0, 2], [0, 4], [2, 0], [4, 0], [1, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, columns],
+    )
 
 
 @gluon.jit
@@ -40,6 +54,49 @@ def of_halves(q_high, q_low, d_high, d_low, layout: gl.constexpr):
     sim = wgmma(q_high, d_low.permute((1, 0)), zeros, use_acc=False, is_async=True)
     sim = wgmma(q_low, high, sim, is_async=True)
     return wgmma(q_high, high, sim, is_async=True)
+
+
+@gluon.jit
+def store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row: gl.constexpr, acc: gl.constexpr, ALIGNED: gl.constexpr):
+    """Query rows as the halves that `q_smem` has room for; and scales of the columns of a product."""
+    d = gl.arange(0, q_smem.shape[2], layout=gl.SliceLayout(0, by_row))
+    high, low, scale = halves(load_queries(q_ptr, q_at, q_live, d, q_col, D, ALIGNED))
+    q_smem.index(0).store(high)
+    if q_smem.shape[0] == 2:
+        q_smem.index(1).store(low)
+    return gl.convert_layout(scale, gl.SliceLayout(0, acc))
+
+
+@gluon.jit
+def token_of(row):
+    """The document token in a row of a product with `halves_in_registers`."""
+    return (row & ~7) | ((row & 3) << 1) | ((row >> 2) & 1)
+
+
+@gluon.jit
+def halves_in_registers(raw, acc: gl.constexpr):
+    """A tile of documents as halves in the registers that multiply it, and scales, in rows as in `token_of`."""
+    COLUMNS: gl.constexpr = raw.shape[1]
+    x = gl.reshape(raw.load(_by_token(COLUMNS)), [8, 4, 2, COLUMNS])
+    high, low, scale = halves(gl.reshape(gl.permute(x, (0, 2, 1, 3)), [64, COLUMNS]))
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc, k_width=2)
+    high = gl.convert_layout(high, operand, assert_trivial=True)
+    low = gl.convert_layout(low, operand, assert_trivial=True)
+    return high, low, gl.convert_layout(scale, gl.SliceLayout(1, acc), assert_trivial=True)
+
+
+@gluon.jit
+def of_registers(d_high, d_low, q_smem, layout: gl.constexpr):
+    """The products of `similarities`, in its order, of halves of documents in registers with those of queries."""
+    COLUMNS: gl.constexpr = q_smem.shape[1]
+    high = q_smem.index(0).permute((1, 0))
+    zeros = gl.zeros([64, COLUMNS], gl.float32, layout)
+    if q_smem.shape[0] == 2:
+        sim = wgmma(d_low, high, zeros, use_acc=False, is_async=True)
+        sim = wgmma(d_high, q_smem.index(1).permute((1, 0)), sim, is_async=True)
+        return wgmma(d_high, high, sim, is_async=True)
+    else:
+        return wgmma(d_high, high, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit

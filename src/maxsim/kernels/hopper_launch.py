@@ -12,7 +12,6 @@ from .gluon_names import TensorDescriptor, gl
 from .hopper_float32 import _hopper_float32_kernel
 from .hopper_scores import _hopper_scores_kernel
 from .launches import InParts, Launch, Repeatable
-from .lost import LOST_DOCUMENTS
 from .queries import kept_rows, sum_parts, sum_pieces
 from .scores import PARTS_BYTES, Outputs, launch
 from .sides import Side
@@ -96,12 +95,7 @@ def hopper_scores(
         )
         lost = None
         if not native:
-            # tiles of 128 query rows, as here
-            tiles_again = forward_config(4, D, 128, 128, d.length, d.count, out.winners is not None, (9, 0))
-            lost = launch(
-                q, d, out, sums, q_rows, q_kept, first, part.count, part.count, LOST_DOCUMENTS, tiles, parts, block,
-                precision, tiles_again, lost=True,
-            )  # fmt: skip
+            lost = score_lost(q, d, out, sums, q_rows, q_kept, first, part.count, 128, precision, processors)
         if split:
             total = sum_pieces(
                 sums, out.scores, starts, q.count, d.count, min(d.length, d_rows), count, q_tiles, parts, processors,
@@ -113,6 +107,24 @@ def hopper_scores(
         return None
     launched = HopperLaunch(kernel, programs, describe, arguments, lost)
     return InParts(launched, sums.numel(), total) if parts > 1 else launched
+
+
+def score_lost(
+    q: Side, d: Side, out: Outputs, target: Tensor, rows: Tensor | None, kept: Tensor | None, first: int, columns: int,
+    BLOCK_LQ: int, precision: str, processors: int,
+) -> Launch:  # fmt: skip
+    """Scores again what is lost of `columns` documents' scores in `target`, made by tiles of BLOCK_LQ query rows; ends
+    at once where nothing is."""
+    config = forward_config(4, q.data.shape[-1], BLOCK_LQ, 1, d.length, d.count, out.winners is not None, (9, 0))
+    block = min(BLOCK_LQ, max(16, power_of_two(q.length)))
+    parts = max(1, -(-q.length // BLOCK_LQ))
+    tiles = parts * q.count if parts > 1 else -(-q.count * block // BLOCK_LQ)
+    # what is lost may be everything: enough programs to keep the card busy
+    lanes = max(1, min(columns, -(-4 * processors // tiles)))
+    return launch(
+        q, d, out, target, rows, kept, first, columns, columns, lanes, tiles, parts, block, precision, config,
+        lost=True,
+    )  # fmt: skip
 
 
 def _documents(d: Side, first: int, count: int) -> Side:

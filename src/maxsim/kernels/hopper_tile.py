@@ -248,13 +248,11 @@ def _store_sums(sums, level: gl.constexpr, doc, count, tile, out_ptr, ND, parts,
 
 
 @gluon.jit
-def _add_up(value, doc, count, valid, q_scale, tile, out_ptr, ND, parts, NQ, block_log2):
+def _add_up(value, doc, count, valid, tile, out_ptr, ND, parts, NQ, block_log2):
     """Adds up the maxima of documents, where one sum is one query, and stores their scores: value [ROWS, A, B]."""
     by_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, value.type.layout))
     # rows without a token are zero: their maximum is −inf where there is no document token, and so then is the score
     valid = gl.convert_layout(valid, by_row, assert_trivial=True)[:, None, None] | (value == float("-inf"))
-    if q_scale is not None:
-        value *= gl.convert_layout(q_scale, by_row, assert_trivial=True)[:, None, None]
     value = gl.where(valid, value, 0.0)
     A: gl.constexpr = value.shape[1]
     B: gl.constexpr = value.shape[2]
@@ -282,7 +280,7 @@ def add_up_four(best0, best1, best2, best3, doc, count, valid, tile, out_ptr, ND
     four = gl.reshape(gl.join(gl.join(best0, best1), gl.join(best2, best3)), [ROWS, 2, 2, 2, 2])
     two = gl.reduce(gl.convert_layout(four, SWAPPED), 2, maximum)
     value = gl.reduce(gl.convert_layout(two, OF_FOUR), 1, maximum)
-    _add_up(value, doc, count, valid, None, tile, out_ptr, ND, parts, NQ, block_log2)
+    _add_up(value, doc, count, valid, tile, out_ptr, ND, parts, NQ, block_log2)
 
 
 @gluon.jit
@@ -306,6 +304,14 @@ def keep_piece(best, valid, pieces_ptr):
 
 
 @gluon.jit
+def scaled_maxima(value, q_scale, empty):
+    """Maxima of a document times their scales. −inf is an empty document's alone: what else comes to it is lost, and
+    turns into NaN."""
+    product = value * q_scale
+    return gl.where(empty, value, gl.where(product > float("-inf"), product, float("nan")))
+
+
+@gluon.jit
 def finish(
     best, best_low, held, q_scale, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
     ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
@@ -323,7 +329,8 @@ def finish(
                 base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
         winner = gl.where(empty, -1, _winner(best, value, best_low, held, first) - base)
         gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
-        if maxima_ptr is not None:
-            largest = value if q_scale is None else value * q_scale  # winners are found by the value as multiplied
-            gl.store(maxima_ptr + slot, largest, mask=valid)
-    _add_up(gl.reshape(value, [ROWS, 1, 1]), doc, 1, valid, q_scale, tile, out_ptr, ND, parts, NQ, block_log2)
+    if q_scale is not None:  # winners are found by the value as multiplied
+        value = scaled_maxima(value, q_scale, empty)
+    if maxima_ptr is not None:
+        gl.store(maxima_ptr + slot, value, mask=valid)
+    _add_up(gl.reshape(value, [ROWS, 1, 1]), doc, 1, valid, tile, out_ptr, ND, parts, NQ, block_log2)

@@ -26,7 +26,7 @@ from torch import Tensor
 from .arithmetic import column_maximum, halves, maximum, ordered, similarities, unordered
 from .configs import Config, power_of_two
 from .launches import InParts, Launch, Repeatable
-from .lost import any_lost
+from .lost import LOST_DOCUMENTS, any_lost
 from .queries import kept_rows, sum_parts
 from .sides import Side, base, span
 from .spans import kept_span
@@ -206,16 +206,24 @@ def _scores_kernel(
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
     MANY: tl.constexpr, LOST: tl.constexpr,
 ):  # fmt: skip
-    """LOST: scores again what is not finite in `out_ptr`, of so many documents a program."""
+    """LOST: scores again what is lost in `out_ptr`, every docs-th document a program, at so many of which it looks at
+    once."""
     pid = tl.program_id(0)
     tile = pid % tiles
-    begin = first + (pid // tiles).to(tl.int64) * docs
-    end = tl.minimum(begin + docs, first + items)
-
+    end = first + items
     if LOST > 0:
-        item = begin + tl.arange(0, LOST)
-        if not any_lost(out_ptr, tile, item, items, first, ND_OUT, tile % parts, parts, NQ, block_log2, LOG2):
+        begin = first + (pid // tiles).to(tl.int64)
+        stride = docs
+        lost = 0
+        for block in range(begin, end, LOST * stride):
+            there = block + tl.arange(0, LOST).to(tl.int64) * stride
+            lost |= any_lost(out_ptr, tile, there, items, first, ND_OUT, tile % parts, parts, NQ, block_log2, LOG2)
+        if lost == 0:
             return
+    else:
+        begin = first + (pid // tiles).to(tl.int64) * docs
+        end = tl.minimum(begin + docs, end)
+        stride = 1
 
     # which query tokens
     row = tl.arange(0, BLOCK_LQ)
@@ -269,13 +277,13 @@ def _scores_kernel(
         doc = tl.minimum(tl.maximum(tl.load(pairs_ptr + begin * 2 + 1), 0), ND - 1)
     d_start, length = span(doc, d_starts, d_ends, LD, TD)
     if MANY:
-        for item in range(begin, end):
+        for item in range(begin, end, stride):
             # the next document's place is read while this one is scored
-            next_start, next_length = span(tl.minimum(item + 1, end - 1), d_starts, d_ends, LD, TD)
+            next_start, next_length = span(tl.minimum(item + stride, end - 1), d_starts, d_ends, LD, TD)
             wanted = True
             if LOST > 0:
                 at = item + tl.arange(0, 1)
-                wanted = any_lost(out_ptr, tile, at, items, first, ND_OUT, part, parts, NQ, block_log2, LOG2)
+                wanted = any_lost(out_ptr, tile, at, items, first, ND_OUT, part, parts, NQ, block_log2, LOG2) > 0
             if wanted:
                 _score_document(
                     item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr,
@@ -364,8 +372,8 @@ def launch(
 ) -> Launch:  # fmt: skip
     """Scores `columns` documents or pairs from `first` on into `target`, whose rows are `items` long, `docs` a program.
 
-    lost: only those again whose score there, made elsewhere, is not finite: halves lose inf and what is beyond
-    float32's range.
+    lost: only those again whose score there, made elsewhere, is lost, by as many programs as there are pairs of a query
+    tile with one of `docs` documents.
     """
     D = q.data.shape[-1]
     grid = pairs is None and not per_query
@@ -378,8 +386,8 @@ def launch(
         0 if out.winners is None else out.winners.shape[1],
         q.consecutive, grid, masked_zero, normalize, precision, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D,
         D % config.BLOCK_D == 0, D <= config.BLOCK_D, narrow, config.stages,
-        config.BLOCK_LQ.bit_length() - 1, docs > 1, docs if lost else 0,
+        config.BLOCK_LQ.bit_length() - 1, lost or docs > 1, LOST_DOCUMENTS if lost else 0,
     )  # fmt: skip
-    blocks = (tiles * -(-columns // docs), 1, 1)
+    blocks = (tiles * (docs if lost else -(-columns // docs)), 1, 1)
     kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)
     return Launch(kernel, blocks, arguments)
