@@ -28,9 +28,10 @@ from .gluon_names import (
     wgmma_wait,
 )
 from .hopper_launch import GLUON, HopperLaunch
+from .hopper_maxima import maximum
 from .hopper_scores import RUN_TIME, TABLES, _load_partition
 from .hopper_stream import cut, enter, fetch, next_kept, segment
-from .hopper_tile import maximum, pair_sums, query_tokens
+from .hopper_tile import pair_sums, query_tokens
 from .queries import kept_rows
 from .scores import Outputs
 from .sides import Side
