@@ -124,6 +124,20 @@ def test_where_a_winner_lies(column):
     assert (index == column).all()
 
 
+@pytest.mark.parametrize("value", [1, NAN])
+def test_winners_beside_as_large_ones_of_other_documents(value):
+    """Documents begin and end among columns that have the same similarity."""
+    sizes = [5, 1, 26, 0, 7, 2, 40, 3, 64, 31, 33, 128, 9] * 20
+    d = packed(sizes, 128)
+    d.tokens.fill_(value)
+    q = torch.ones(9, 32, 128, dtype=torch.float16, device="cuda")
+    same(q, d)
+    index = maxsim.matches(q, d, backend="hopper").index
+    there = torch.tensor(sizes, device="cuda") > 0
+    assert (index[:, there] == 0).all()
+    assert (index[:, ~there] == -1).all()
+
+
 def test_many_empty_documents():
     sizes = [0] * 40 + [5] + [0] * 300 + [200, 0, 0, 3] + [0] * 50
     for NQ in (1, 9):

@@ -32,9 +32,10 @@ from .gluon_names import (
 )
 from .hopper_halves import halves_in_registers, of_registers, store_halves, token_of
 from .hopper_launch import GLUON, HopperLaunch, score_lost
+from .hopper_maxima import maximum
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
 from .hopper_stream import cut, enter, fetch, next_kept, segment
-from .hopper_tile import keep_queries, maximum, pair_sums, query_tokens, scaled_maxima
+from .hopper_tile import keep_queries, pair_sums, query_tokens, scaled_maxima
 from .queries import kept_rows
 from .scores import Outputs
 from .sides import Side

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from .gluon_names import gl, gluon, mbarrier
 from .hopper_halves import convert
+from .hopper_maxima import ROWS
 from .hopper_scores import RUN_TIME, TABLES, _score_partition
 from .hopper_stream import each_tile
-from .hopper_tile import ROWS
 
 
 @gluon.jit

@@ -28,25 +28,21 @@ from .gluon_names import (
     wgmma_wait,
 )
 from .hopper_halves import keep_halves, of_halves, scaled
-from .hopper_stream import clamped, cut, each_tile, edges_of, enter, fetch, kept_words, next_kept, segment, share
-from .hopper_tile import (
+from .hopper_maxima import (
+    ALONE,
     LANES,
-    OWN,
     ROWS,
     SUB,
-    add_up_four,
     columns,
-    finish,
-    keep_piece,
-    keep_queries,
+    keep,
     kept,
     lane_maximum,
     maximum,
-    query_rows,
     take,
     take_between,
-    wait_for_four,
 )
+from .hopper_stream import clamped, cut, each_tile, edges_of, enter, fetch, kept_words, next_kept, segment, share
+from .hopper_tile import add_up_four, finish, keep_piece, keep_queries, query_rows, wait_for_four
 
 RUN_TIME = (
     "q_tiles", "NQ", "ND", "LQ", "LD", "TQ", "TD", "D", "parts", "block_log2", "q_item", "q_row", "d_item",
@@ -133,9 +129,8 @@ def _score_partition(
     # scores wait for one another where many documents end and registers are left; it is more code, which costs too
     WAIT: gl.constexpr = not WINNERS and d_scale is None and starts is not None and not SPLIT
     CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
-    held = none
-    if WINNERS:
-        held = gl.full([ROWS, 4, 4, 2], 0.0, gl.float32, OWN)
+    by_query: gl.constexpr = LANES if WAIT else ALONE  # where a document ends, a thread's query tokens
+    held = (none,) * 7
     step = 0
     while at < end:
         tile, doc, last = segment(at, end, ND)
@@ -154,14 +149,14 @@ def _score_partition(
         q_scale = None
         if d_scale is not None:
             q_high, q_scale = keep_halves(
-                q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, LANES, Q_ALIGNED
+                q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, by_query, Q_ALIGNED
             )
         else:
             keep_queries(q_ptr, q_at, q_live, q_col, D, q_tile, by_row, Q_ALIGNED)
         fence_async_shared()
         thread_barrier()
         _, column, valid = query_rows(
-            gl.arange(0, ROWS, layout=gl.SliceLayout(1, LANES)), tile, parts, q_starts, q_ends, q_kept_rows, q_kept,
+            gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_query)), tile, parts, q_starts, q_ends, q_kept_rows, q_kept,
             NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
         )  # fmt: skip
 
@@ -235,9 +230,14 @@ def _score_partition(
                             token = low + gl.arange(0, SUB, layout=gl.SliceLayout(0, group.type.layout))
                             inside = run
                             while inside:
-                                inner = (token >= first) & (token < past)
-                                own = gl.where(inner[None, :], group, float("-inf"))
-                                best, best_low, held = take(best, best_low, held, own, low, WINNERS)
+                                if WINNERS:
+                                    new = take_between(best, group, low, first, past)
+                                    best_low, held = keep(best, new, best_low, held, group, low)
+                                    best = new
+                                else:
+                                    inner = (token >= first) & (token < past)
+                                    own = gl.where(inner[None, :], group, float("-inf"))
+                                    best, best_low, held = take(best, best_low, held, own, low, WINNERS)
                                 inside = past <= high
                                 if inside:
                                     if SPLIT:

@@ -1,5 +1,4 @@
-"""What a Hopper warpgroup does with a tile of similarities, 128 query rows × document columns, in its registers: maxima
-of columns, the columns that may hold a winner, and at a document's end sums and winners.
+"""What a Hopper warpgroup does with the maxima of 128 query rows at a document's end: sums and winners.
 
 Query tokens lie in the tile such that each thread has four that follow one another and each warp 32, so that the sum of
 a query of 32 tokens leaves no warp.
@@ -7,33 +6,8 @@ a query of 32 tokens leaves no warp.
 
 from __future__ import annotations
 
-from . import arithmetic
 from .gluon_names import gl, gluon
-
-maximum = gluon.jit(arithmetic.maximum.fn)
-
-ROWS = gl.constexpr(128)  # query rows of a warpgroup
-SUB = gl.constexpr(32)  # columns that a document's end touches; a word of a mask
-# [128, 4]: what each thread keeps of an accumulator after the maximum over its own columns
-LANES = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[8, 0], [64, 0]],
-        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[128, 4],
-    )
-)
-# [128, 4, 4, 2]: the same before that maximum, of 32 columns
-OWN = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 2, 0], [8, 0, 0, 0], [64, 0, 0, 0]],
-        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
-        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
-        block_bases=[],
-        shape=[128, 4, 4, 2],
-    )
-)
+from .hopper_maxima import ALONE, ROWS, largest, maximum, winner
 
 # [128, 2, 2, 2, 2]: of four documents, with a bit of the document in place of a bit of the lane
 SWAPPED = gl.constexpr(
@@ -55,116 +29,6 @@ OF_FOUR = gl.constexpr(
         shape=[128, 2, 2, 2],
     )
 )
-
-
-@gluon.jit
-def lane_maximum(x):
-    """The largest value of each row among a thread's own columns: [128, N] → [128, 4]."""
-    N: gl.constexpr = x.shape[1]
-    pairs = gl.reduce(gl.reshape(x, [x.shape[0], N // 8, 4, 2]), 3, maximum)
-    return gl.convert_layout(gl.reduce(pairs, 1, maximum), LANES, assert_trivial=True)
-
-
-@gluon.jit
-def _left_and_right(x):
-    """Left and right columns."""
-    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
-
-
-@gluon.jit
-def columns(x):
-    """[128, N] → a tuple of [128, SUB]."""
-    if x.shape[1] == SUB:
-        return (x,)
-    else:
-        left, right = _left_and_right(x)
-        return columns(left) + columns(right)
-
-
-@gluon.jit
-def kept(group, word):
-    """Columns whose bit is not set turn into −inf."""
-    column = gl.arange(0, group.shape[1], layout=gl.SliceLayout(0, group.type.layout))
-    return gl.where((((word >> column) & 1) != 0)[None, :], group, float("-inf"))
-
-
-@gluon.jit
-def _by_lane(x):
-    by_lane: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, OWN))
-    return gl.convert_layout(x, by_lane, assert_trivial=True)[:, :, None, None]
-
-
-@gluon.jit
-def take(best, best_low, held, group, low, WINNERS: gl.constexpr):
-    """The maximum with a group of columns from row `low` on. With WINNERS the first group that has it too,
-    and that group's columns, of which the document's end asks which it was."""
-    new = maximum(best, lane_maximum(group))
-    if not WINNERS:
-        return new, best_low, held
-    else:
-        # bits, not values: NaN, once in, stays the same NaN and keeps its place
-        more = new.to(gl.int32, bitcast=True) != best.to(gl.int32, bitcast=True)
-        own = gl.permute(gl.reshape(group, [ROWS, 4, 4, 2]), (0, 2, 1, 3))
-        # a branch, of which the assembler makes moves under a predicate: they are cheaper than selections
-        held = gl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.eq.b32 p, $24, $32; @p bra out;"
-            "mov.b32 $0, $16; mov.b32 $1, $17; mov.b32 $2, $18; mov.b32 $3, $19;"
-            "mov.b32 $4, $20; mov.b32 $5, $21; mov.b32 $6, $22; mov.b32 $7, $23; out: }",
-            "=r,=r,=r,=r,=r,=r,=r,=r,0,1,2,3,4,5,6,7,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-            [held, gl.convert_layout(own, OWN, assert_trivial=True), _by_lane(new), _by_lane(best)],
-            dtype=gl.float32, is_pure=True, pack=8,
-        )  # fmt: skip
-        return new, gl.where(more, low, best_low), held
-
-
-@gluon.jit
-def _own(group):
-    """[128, SUB] → a thread's eight columns, lowest first: a tuple of [128, 4]."""
-    x = gl.permute(gl.reshape(group, [ROWS, 2, 2, 4, 2]), (0, 3, 4, 2, 1))  # row, lane, pair, eight
-    low, high = gl.split(x)
-    a, b = gl.split(low)
-    c, d = gl.split(high)
-    return gl.split(a) + gl.split(b) + gl.split(c) + gl.split(d)
-
-
-@gluon.jit
-def take_between(best, group, low, first, past):
-    """The maximum with the columns of a group from row `low` on that are rows from `first` on and before `past`."""
-    lane = low + gl.arange(0, 4, layout=gl.SliceLayout(0, LANES))[None, :] * 2
-    own = _own(group)
-    for k in gl.static_range(8):
-        # a branch, of which the assembler makes maxima under a predicate: with selections they would be twice as many
-        best = gl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.le.s32 p, $12, $20; setp.gt.and.s32 p, $16, $20, p; @!p bra out;"
-            "max.NaN.f32 $0, $0, $8; max.NaN.f32 $1, $1, $9; max.NaN.f32 $2, $2, $10; max.NaN.f32 $3, $3, $11;"
-            "out: }",
-            "=r,=r,=r,=r,0,1,2,3,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-            [best, gl.convert_layout(own[k], LANES, assert_trivial=True), first - lane, past - lane,
-             gl.full([ROWS, 4], k // 2 * 8 + k % 2, gl.int32, LANES)],
-            dtype=gl.float32, is_pure=True, pack=4,
-        )  # fmt: skip
-    return best
-
-
-@gluon.jit
-def _least(a, b):
-    return gl.minimum(a, b)
-
-
-@gluon.jit
-def _winner(best, value, best_low, held, first):
-    """Row of the first document token that has the largest similarity `value` of each query row."""
-    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, OWN))))[None, :, None, None]
-    eight = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, OWN))))[None, None, :, None]
-    pair = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, OWN))))[None, None, None, :]
-    # plus zero: the bits of values that are equal, NaN too, are then equal
-    best = (best + 0.0).to(gl.int32, bitcast=True)
-    found = (held + 0.0).to(gl.int32, bitcast=True) == _by_lane(best)
-    at = gl.where(found, eight * 8 + lane * 2 + pair, 64)
-    at = gl.convert_layout(gl.reduce(gl.reduce(at, 3, _least), 2, _least), LANES, assert_trivial=True)
-    won = (best == (value + 0.0).to(gl.int32, bitcast=True)[:, None]) & (best_low >= 0)
-    row = gl.reduce(gl.where(won, best_low + at, 2147483647), 1, _least)
-    return gl.where(row == 2147483647, first, row)  # −inf everywhere: the first
 
 
 @gluon.jit
@@ -298,8 +162,8 @@ def wait_for_four(
 @gluon.jit
 def keep_piece(best, valid, pieces_ptr):
     """Stores the maxima of a piece of a document by query tokens, as `finish` adds them up."""
-    value = gl.reduce(best, 1, maximum)
-    token = _token(gl.arange(0, ROWS, layout=gl.SliceLayout(1, LANES)))
+    value = largest(best)
+    token = _token(gl.arange(0, ROWS, layout=gl.SliceLayout(1, ALONE)))
     gl.store(pieces_ptr + token, gl.where(valid | (value == float("-inf")), value, 0.0))
 
 
@@ -318,8 +182,11 @@ def finish(
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""
-    value = gl.reduce(best, 1, maximum)
-    if winners_ptr is not None:
+    if winners_ptr is None:
+        value = largest(best)
+    else:
+        value, row = winner(best, best_low, held, first)
+        row = gl.where(row == 2147483647, first, row)  # −inf everywhere: the first
         slot = doc.to(gl.int64) * winner_columns + column
         base = first
         if MASKED:  # the first kept row is not the document's first
@@ -327,8 +194,8 @@ def finish(
                 base = doc * d_item
             else:
                 base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
-        winner = gl.where(empty, -1, _winner(best, value, best_low, held, first) - base)
-        gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
+        row = gl.where(empty, -1, row - base)
+        gl.store(winners_ptr + slot, row.to(winners_ptr.dtype.element_ty), mask=valid)
     if q_scale is not None:  # winners are found by the value as multiplied
         value = scaled_maxima(value, q_scale, empty)
     if maxima_ptr is not None:
