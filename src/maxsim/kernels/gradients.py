@@ -105,7 +105,7 @@ class _Backward:
                 out, False, rows, found=lists(self.winners, d, 0, d.count, *of_pairs), owner=owner, some=d.count
             )
             return out
-        step = max(1, CHUNK_BYTES // (4 * max(self.columns, 1)))
+        step = max(1, CHUNK_BYTES // (4 * max(self.columns + d.length, 1)))
         for first in range(0, d.count, step):
             some = min(step, d.count - first)
             found = lists(self.winners, d, first, some, None, None)
@@ -132,7 +132,7 @@ class _Backward:
         return pieces
 
     def _per_list(self) -> int:
-        return -(-min(self.columns, SIZE.value) // self.config.PIECE)
+        return -(-min(self.columns, int(SIZE.value)) // self.config.PIECE)
 
     def _launch(
         self,
@@ -150,17 +150,15 @@ class _Backward:
         if rows == 0:
             return
         q, d, config = self.q, self.d, self.config
-        order: Tensor | None
-        parts = chunks = 1
-        if found is not None:
-            order, counters, parts, chunks, *pairs = found
-        else:
-            order, counters = sorted or (None, None)
-            pairs = [*(pair_lists or (None, None))]
+        if found is None:
+            every, past = sorted or (None, None)
+            pair_order, pair_offsets = pair_lists or (None, None)
+            found = Lists(every, past, 1, 1, pair_order, pair_offsets)
+        order, counters, parts, chunks, *of_pairs = found
         # documents of a query, one after another; else they lie in groups
         d_group = d.group if d.data.ndim == 4 else self.K * d.item
         _gradient_kernel[(triton.cdiv(rows, config.ROWS),)](
-            out, pieces, self.winners, self.grad, order, counters, self.pairs, *pairs, q.data, d.data,
+            out, pieces, self.winners, self.grad, order, counters, self.pairs, *of_pairs, q.data, d.data,
             q.starts, q.ends, self.q_owner, d.starts, d.ends, owner,
             first, some, 0 if d.rows else first * d.length, rows, self.columns, parts, chunks, self._per_list(),
             *self.sizes, q.data.shape[-1], *self.grad_strides,

@@ -31,8 +31,8 @@ class Lists(NamedTuple):
     """order: positions in a list's part of the table, list after list. counters: `[parts, chunks, rows]`, of the last
     chunk where a row's entries end. pair_order, pair_offsets: the pairs of each document."""
 
-    order: Tensor
-    counters: Tensor
+    order: Tensor | None
+    counters: Tensor | None
     parts: int
     chunks: int
     pair_order: Tensor | None
@@ -174,7 +174,7 @@ def _place_kernel(
 
 def chunk_size(tokens: int) -> int:
     """Entries of a chunk for documents of about so many tokens: its counters take a byte an entry at most."""
-    return min(max(power_of_two(4 * tokens), 1024), SIZE.value)
+    return min(max(power_of_two(4 * tokens), 1024), int(SIZE.value))
 
 
 def lists(
