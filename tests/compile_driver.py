@@ -109,6 +109,10 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             documents, documents, torch.ones(240, dtype=torch.bool), torch.ones(240, dtype=torch.bool)
         ).sum().backward()
 
+    def train_views():
+        leaf = tokens(240, 128).requires_grad_()
+        score(tokens(4, 32, 128), maxsim.Views(leaf, [0, 40], [80, 40])).sum().backward()
+
     def train_pairs():
         q, d = (tokens(4, 20, 128, dtype=brain).requires_grad_() for _ in range(2))
         maxsim.score_pairs(q, d, backend="triton").sum().backward()
@@ -146,7 +150,15 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         ),
         "train": train(brain, lambda: tokens(4, 32, 128, dtype=brain), lambda: tokens(4, 300, 128, dtype=brain)),
         "train-wide-normalize": train(half, lambda: tokens(4, 32, 1024), lambda: tokens(4, 300, 1024), normalize=True),
+        "train-long": train(brain, lambda: tokens(6, 1024, 128, dtype=brain), lambda: tokens(4, 300, 128, dtype=brain)),
+        "train-float32": train(
+            single, lambda: tokens(4, 32, 128, dtype=single), lambda: tokens(4, 300, 128, dtype=single)
+        ),
+        "train-candidates": train(
+            brain, lambda: tokens(4, 32, 128, dtype=brain), lambda: tokens(4, 3, 300, 128, dtype=brain)
+        ),
         "train-packed": train_packed,
+        "train-views": train_views,
         "train-pairs": train_pairs,
     }
     if capability == 90:

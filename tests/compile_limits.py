@@ -5,7 +5,8 @@ CASES = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
     "ragged-both",
     "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
-    "train", "train-wide-normalize", "train-packed", "train-pairs",
+    "train", "train-long", "train-float32", "train-candidates", "train-wide-normalize", "train-packed", "train-views",
+    "train-pairs",
 )  # fmt: skip
 # Forward without winners at the usual widths: where a spill would show in the time (measured 2026-11-29: none).
 NEVER_SPILL = (
@@ -23,8 +24,10 @@ HOPPER = (
 )  # fmt: skip
 HOPPER_QUICK = ("hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high")
 # Those spill what is read once a program or at a document's end (few query rows: of float32 winners for 64 alone; many
-# of float32 with winners in the loop too), compiled with Triton 3.6.
-HOPPER_SPILLS = {"_hopper_scores_kernel": 1536, "_hopper_few_kernel": 640, "_hopper_float32_kernel": 4608}
+# of float32 with winners in the loop too; of gradients what pairs need), compiled with Triton 3.6.
+SPILLS = {
+    "_hopper_scores_kernel": 1536, "_hopper_few_kernel": 640, "_hopper_float32_kernel": 4608, "_gradient_kernel": 32,
+}  # fmt: skip
 
 
 def cases_for(capability: int) -> tuple[str, ...]:

@@ -107,7 +107,8 @@ def test_no_autotuner_and_no_float_atomics():
     for name, path in FILES.items():
         if room(name) not in ("bench",):
             text = path.read_text()
-            assert "triton.autotune" not in text and "atomic_add" not in text, name
+            assert "triton.autotune" not in text, name
+            assert "atomic_add" not in text or name == "kernels/lists", name  # whose counters are integers
 
 
 @pytest.mark.parametrize("name", FILES)

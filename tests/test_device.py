@@ -44,9 +44,14 @@ def kernels():
     """The jit functions of the library."""
     from triton.runtime.jit import JITFunction
 
-    from maxsim.kernels import gradients, scores
+    from maxsim.kernels import gradients, lists, scores
 
-    found = {id(f): f for module in (scores, gradients) for name, f in vars(module).items() if name.endswith("_kernel")}
+    found = {
+        id(f): f
+        for module in (scores, gradients, lists)
+        for name, f in vars(module).items()
+        if name.endswith("_kernel")
+    }
     assert found
     assert all(isinstance(f, JITFunction) for f in found.values())
     return list(found.values())
