@@ -19,11 +19,12 @@ HOPPER = (
     "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",
     "hopper-few-matches", "hopper-float32", "hopper-float32-high", "hopper-float32-ragged",
     "hopper-float32-one-tile", "hopper-float32-matches",
+    "hopper-wide", "hopper-wide-resident", "hopper-wide-matches", "hopper-masked-zero", "hopper-few-masked-zero",
 )  # fmt: skip
-HOPPER_QUICK = ("hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high")
+HOPPER_QUICK = ("hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high", "hopper-wide")
 # Those spill what is read once a program or at a document's end (float32 with winners in its loop too), compiled
 # with Triton 3.6.
-HOPPER_SPILLS = {"_hopper_scores_kernel": 1536, "_hopper_float32_kernel": 4608}
+HOPPER_SPILLS = {"_hopper_scores_kernel": 1536, "_hopper_float32_kernel": 4608, "_hopper_wide_kernel": 768}
 
 
 def cases_for(capability: int) -> tuple[str, ...]:

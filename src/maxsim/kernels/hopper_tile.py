@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from . import arithmetic
 from .gluon_names import gl, gluon
+from .hopper_zero import or_zero, zero_wins
 
 maximum = gluon.jit(arithmetic.maximum.fn)
 
@@ -289,12 +290,16 @@ def keep_piece(best, valid, pieces_ptr):
 
 @gluon.jit
 def finish(
-    best, best_low, held, q_scale, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
-    ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
+    best, best_low, held, q_scale, column, valid, doc, first, empty, bases, gaps, tile, out_ptr, winners_ptr,
+    maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""
     value = gl.reduce(best, 1, maximum)
+    of_kept = value
+    if gaps is not None:
+        gap = gl.load(gaps + doc)
+        value = or_zero(of_kept, gap)
     if winners_ptr is not None:
         slot = doc.to(gl.int64) * winner_columns + column
         base = first
@@ -303,7 +308,10 @@ def finish(
                 base = doc * d_item
             else:
                 base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
-        winner = gl.where(empty, -1, _winner(best, value, best_low, held, first) - base)
+        row = _winner(best, of_kept, best_low, held, first)
+        winner = gl.where(empty, -1, row - base)
+        if gaps is not None:
+            winner = gl.where(zero_wins(of_kept, row, gap), -1, winner)
         gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
         if maxima_ptr is not None:
             largest = value if q_scale is None else value * q_scale  # winners are found by the value as multiplied
