@@ -119,10 +119,10 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
     mask = torch.ones(4, 300, dtype=torch.bool)
 
-    def dense(q, d, *masks, precision="highest", function=maxsim.score):
+    def dense(q, d, *masks, precision="highest", function=maxsim.score, **options):
         def call():
             torch.set_float32_matmul_precision(precision)
-            return function(q, d, *masks, backend="hopper")
+            return function(q, d, *masks, backend="hopper", **options)
 
         return call
 
@@ -197,6 +197,18 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
                 backend="hopper",
             ),
             "hopper-ragged": dense(packed(half, 9), packed(half), None, torch.ones(240, dtype=torch.bool)),
+            "hopper-wide": dense(tokens(1, 300, 1024), tokens(4, 300, 1024)),
+            "hopper-wide-resident": dense(packed(brain, 9, 320), packed(brain, 6, 320)),
+            "hopper-wide-matches": lambda: maxsim.matches(
+                tokens(8, 32, 320),
+                packed(half, 6, 320),
+                None,
+                torch.ones(240, dtype=torch.bool),
+                "zero",
+                backend="hopper",
+            ),
+            "hopper-masked-zero": dense(tokens(8, 32, 128), tokens(4, 300, 128), None, mask, masked="zero"),
+            "hopper-few-masked-zero": dense(tokens(1, 32, 128), tokens(4, 300, 128), None, mask, masked="zero"),
             "hopper-float32": dense(tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single)),
             "hopper-float32-high": dense(
                 tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), precision="high"

@@ -21,12 +21,14 @@ HOPPER = (
     "hopper-few-matches", "hopper-few-float32", "hopper-few-float32-high", "hopper-few-float32-matches",
     "hopper-float32", "hopper-float32-high", "hopper-float32-ragged",
     "hopper-float32-one-tile", "hopper-float32-matches",
+    "hopper-wide", "hopper-wide-resident", "hopper-wide-matches", "hopper-masked-zero", "hopper-few-masked-zero",
 )  # fmt: skip
-HOPPER_QUICK = ("hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high")
+HOPPER_QUICK = ("hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high", "hopper-wide")
 # Those spill what is read once a program or at a document's end (few query rows: of float32 winners for 64 alone; many
 # of float32 with winners in the loop too; of gradients what pairs need), compiled with Triton 3.6.
 SPILLS = {
-    "_hopper_scores_kernel": 1536, "_hopper_few_kernel": 640, "_hopper_float32_kernel": 4608, "_gradient_kernel": 32,
+    "_hopper_scores_kernel": 1536, "_hopper_few_kernel": 640, "_hopper_float32_kernel": 4608,
+    "_hopper_wide_kernel": 768, "_gradient_kernel": 32,
 }  # fmt: skip
 
 

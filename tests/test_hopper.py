@@ -266,6 +266,117 @@ def test_short_masked_documents_share_tiles():
         assert not torch.isnan(same(tokens(NQ, 32, 128), d, None, mask)).any()
 
 
+@pytest.mark.parametrize("pattern", ["prefix", "holes", "blocks", "none", "all"])
+@pytest.mark.parametrize("form", ["padded", "packed"])
+@pytest.mark.parametrize(("NQ", "D"), [(1, 128), (2, 128), (5, 128), (5, 64), (5, 320), (5, 600)])
+def test_masked_tokens_that_compete(pattern, form, NQ, D):
+    """With 0: the first of equals wins, and where it is masked nothing does."""
+    ND, LD = 90, 400
+    generator = torch.Generator().manual_seed(7)
+    position = torch.arange(LD)
+    mask = {
+        "prefix": position < torch.tensor(lengths(ND, LD, 8))[:, None],
+        "holes": torch.rand(ND, LD, generator=generator) < 0.5,
+        "blocks": torch.rand(ND, LD // 100, generator=generator).repeat_interleave(100, 1) < 0.4,
+        "none": torch.zeros(ND, LD, dtype=torch.bool),
+        "all": torch.ones(ND, LD, dtype=torch.bool),
+    }[pattern].cuda()
+    signs = torch.tensor([-1.0, 0.0, 1.0])[torch.randint(0, 3, (ND, 1, 1), generator=generator)].cuda().half()
+    d = tokens(ND, LD, D).abs() * signs  # similarities of one query below, of another above 0, and 0
+    d[::4] = tokens(ND, LD, D, seed=1)[::4]
+    d[~mask] = NAN
+    q = tokens(NQ, 40, D, seed=9).abs()
+    q[-1] *= -1
+    q[0, ::3] = 0
+    if form == "packed":
+        sizes = torch.tensor(lengths(ND, LD, 10))
+        inside = (position < sizes[:, None]).cuda()
+        d, mask = Packed(d[inside], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])), mask[inside]
+    got = same(q, d, None, mask, masked="zero")
+    assert not torch.isnan(got).any()
+    same(q.float(), Packed(d.tokens.float(), d.offsets) if isinstance(d, Packed) else d.float(), None, mask,
+         masked="zero") if D <= 128 else None  # fmt: skip
+
+
+def test_masked_tokens_that_compete_where_not_all_is_finite():
+    mask = torch.rand(60, 200, generator=torch.Generator().manual_seed(3)).cuda() < 0.8
+    for D in (128, 320):
+        for value in (NAN, INF, -INF):
+            d = tokens(60, 200, D)
+            d[7, 150, 3] = d[20, 0] = d[30, :] = value
+            for n in (1, 5):
+                same(tokens(n, 40, D), d, None, mask, masked="zero")
+                same(-torch.ones_like(d[:n, :40]), d, None, mask, masked="zero")
+            if D == 128:
+                same(tokens(5, 40, D).float(), d.float(), None, mask, masked="zero")
+
+
+WIDE = (264, 320, 328, 512, 640, 1024)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("D", [*WIDE, 768, 2560, 4096])
+def test_wide_tokens(D, dtype):
+    """Slices, of which the last may hang over the end."""
+    d = tokens(37, 140, D, dtype=dtype, seed=1)
+    same(tokens(3, 50, D, dtype=dtype), d)
+    for LQ in (1, 30, 100, 128, 129, 300):
+        same(tokens(1, LQ, D, dtype=dtype), d)
+    same(tokens(50, 32, D, dtype=dtype), packed(lengths(150, 200), D, dtype))
+
+
+@pytest.mark.parametrize("D", WIDE)
+def test_wide_tokens_of_any_form(D):
+    q, buffer = tokens(9, 70, D), tokens(3000, D + 8, seed=4)[:, 8:]
+    mask = torch.rand(9, 70, generator=torch.Generator().manual_seed(2)).cuda() < 0.5
+    mask[3] = False
+    d = packed(lengths(150, 150), D)
+    same(q, d, mask)
+    same(packed([0, 20, 7, 300], D), d)
+    kept = torch.rand(len(d.tokens), generator=torch.Generator().manual_seed(3)).cuda() < 0.3
+    d.tokens[~kept] = NAN
+    assert not torch.isnan(same(q, d, mask, kept)).any()
+    same(q, Views(buffer, torch.randint(0, 2900, (60,)), torch.tensor(lengths(60, 90))))
+    same(q.permute(1, 0, 2), tokens(40, 80, 2 * D)[:, 5:60, :D])
+    same(q.permute(1, 0, 2)[:, :, :1].expand(70, 9, D), tokens(40, 80, D))
+
+
+def test_wide_queries_in_chunks(monkeypatch):
+    from maxsim.kernels import hopper_launch
+
+    d = packed(lengths(50, 200), 520)
+    monkeypatch.setattr(hopper_launch, "TILES_BYTES", 3 * 512 * 576)  # six query tiles at once
+    monkeypatch.setattr(hopper_launch, "splits_documents", lambda *args: True)
+    for q in (tokens(9, 300, 520), tokens(150, 30, 520), packed(lengths(60, 200, 12), 520, seed=13)):
+        same(q, d)
+
+
+@pytest.mark.usefixtures("splits")
+@pytest.mark.parametrize("D", [320, 712])
+def test_few_long_wide_documents(D):
+    for form in ("padded", "ragged"):
+        for LQ in (200, 300):
+            same(tokens(2, LQ, D), few_documents(7, 900, form, D), winners=False)
+
+
+@pytest.mark.parametrize("D", [320, 1024])
+@pytest.mark.parametrize(("NQ", "LQ"), [(9, 32), (1, 300)])
+def test_repeated_wide_calls_and_graphs(NQ, LQ, D):
+    q, d = tokens(NQ, LQ, D), tokens(400, 200, D, seed=1)
+    want = maxsim.score(q, d, backend="triton")
+    for _ in range(3):
+        assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = maxsim.score(q, d, backend="hopper")
+    for x, seed in ((q, 3), (d, 2)):
+        x.copy_(tokens(*x.shape, seed=seed))
+    graph.replay()
+    want = maxsim.score(q, d, backend="triton")
+    assert torch.equal(got, want)
+    assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
+
+
 def test_query_masks_and_ragged_queries():
     d = packed(lengths(200, 150), 128)
     mask = torch.rand(30, 70, generator=torch.Generator().manual_seed(2)).cuda() < 0.5
@@ -591,6 +702,10 @@ def test_which_backend():
     assert maxsim.backend_for(tokens(128, 32, 128).float(), pages.float()) == "hopper"
     assert maxsim.backend_for(tokens(1, 32, 128).float(), pages.float()) == "triton"
     assert maxsim.backend_for(tokens(1, 32, 128).float(), texts.float()) == "hopper"
+    assert maxsim.backend_for(tokens(8, 32, 640), tokens(100, 300, 640)) == "hopper"
+    assert maxsim.backend_for(tokens(1, 32, 640), tokens(1000, 300, 640)) == "triton"
+    mask = torch.arange(300) < torch.randint(0, 300, (1000, 1))
+    assert maxsim.backend_for(tokens(128, 32, 128), texts, None, mask, "zero") == "hopper"
     leaf = tokens(128, 32, 128).requires_grad_()
     maxsim.score(leaf, pages).sum().backward()
     want = torch.autograd.grad(maxsim.score(leaf, pages, backend="triton").sum(), leaf)[0]
@@ -603,10 +718,8 @@ def test_which_backend():
     ("what", "reason"),
     [
         ("wide float32", "128"),
-        ("wide", "256"),
         ("normalize", "normalise"),
         ("candidates", "pairs or candidates"),
-        ("masked zero", "compete"),
         ("unaligned", "16 bytes"),
         ("columns", "contiguous"),
         ("no rows", "rows"),
@@ -623,14 +736,10 @@ def test_what_it_does_not_serve(what, reason):
     options: dict = {}
     if what == "wide float32":
         q, d = tokens(4, 32, 136).float(), tokens(5, 20, 136).float()
-    elif what == "wide":
-        q, d = tokens(4, 32, 264), tokens(5, 20, 264)
     elif what == "normalize":
         options = {"normalize": True}
     elif what == "candidates":
         d = tokens(4, 3, 20, 64)
-    elif what == "masked zero":
-        options = {"document_mask": torch.ones(5, 20, dtype=torch.bool), "masked": "zero"}
     elif what == "unaligned":
         d = tokens(5 * 20 * 64 + 1)[1:].view(5, 20, 64)
     elif what == "columns":

@@ -47,15 +47,12 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append(f"needs compute capability 9.0, {device} has {'.'.join(map(str, capability))}")
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
-    most = 128 if problem.dtype == torch.float32 else 256
-    if d.width > most:
-        why.append(f"serves {problem.dtype} tokens of width 1 to {most}, not {d.width}")
+    if problem.dtype == torch.float32 and d.width > 128:
+        why.append(f"serves {problem.dtype} tokens of width 1 to 128, not {d.width}")
     if problem.normalize:
         why.append("does not normalise")
     if not problem.grid:
         why.append("scores every query with every document, not pairs or candidates")
-    if d.mask is not None and problem.masked_zero:
-        why.append("excludes masked tokens, does not let them compete with 0")
     q = problem.queries
     if q.max_length > MOST_TOKENS:
         why.append(f"serves at most {MOST_TOKENS} tokens a query")
@@ -102,6 +99,8 @@ def preferred(problem: Problem) -> bool:
     rows = q.count * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
     single = problem.dtype == torch.float32
+    if d.width > 256:  # 64 rows are bound by the bytes of the documents, for which the portable kernels do
+        return rows > 64 and rows * tokens * d.width >= 1 << 31
     if rows > 64:
         return rows * tokens >= 1 << (23 if single else 24)
     size = tokens * d.width
@@ -138,7 +137,9 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     with on_device(problem.device):
         launch: Repeatable | None
         if few is not None:
-            launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, precision, few)
+            launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, few)
         else:
-            launch = hopper_scores(side(q), side(d), out, rows, item or 0, processors, precision, config)
+            launch = hopper_scores(
+                side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, config
+            )
     return Scored(*out, again(launch, problem))

@@ -23,15 +23,17 @@ class Config:
 class HopperConfig:
     """Tiles of the Hopper forward: document rows and columns of one product; tiles on their way to two warpgroups that
     share them, and to each of two that do not (float32: to the only one); of float32 documents the rows that are
-    converted at once, and tiles on their way to that, likewise."""
+    converted at once, and tiles on their way to that, likewise. Of tokens wider than BLOCK_D slices of as
+    many columns are on their way, and those of the queries too unless all of them, `resident`, stay."""
 
     BLOCK_LD: int
     BLOCK_D: int
     stages: int
-    unpaired_stages: int
+    unpaired_stages: int = 0
     BLOCK_RAW: int = 0
     raw_stages: int = 0
     unpaired_raw_stages: int = 0
+    resident: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,15 @@ def forward_config(
 
 
 def hopper_config(D: int) -> HopperConfig:
-    """The tiles for float16 and bfloat16 tokens of width D, at most 256."""
+    """The tiles for float16 and bfloat16 tokens of width D."""
     # 128 document tokens, or the two operands cannot be read from shared memory as fast as they multiply
     if D <= 64:
         return HopperConfig(128, 64, 8, 5)
     if D <= 128:
         return HopperConfig(128, 128, 4, 3)
-    return HopperConfig(64, 256, 3, 2)
+    if D <= 256:
+        return HopperConfig(64, 256, 3, 2)
+    return HopperConfig(128, 64, 4, resident=5 if D <= 320 else 0)
 
 
 def splits_documents(units: int, tokens: int, processors: int, config: HopperConfig) -> bool:

@@ -36,10 +36,11 @@ from .hopper_maxima import maximum
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
 from .hopper_stream import cut, enter, fetch, next_kept, segment
 from .hopper_tile import keep_queries, pair_sums, query_tokens, scaled_maxima
+from .hopper_zero import or_zero, zero_wins
 from .queries import kept_rows
 from .scores import Outputs
 from .sides import Side
-from .spans import kept_bits, kept_spans
+from .spans import NO_GAP, kept_bits, kept_spans
 
 ordered = gluon.jit(arithmetic.ordered.fn)
 unordered = gluon.jit(arithmetic.unordered.fn)
@@ -48,13 +49,18 @@ NOWHERE = gl.constexpr(2147483647)
 
 @gluon.jit
 def _finish(
-    best, best_at, token, q_scale, column, valid, doc, first, empty, bases, out_ptr, winners_ptr, maxima_ptr,
+    best, best_at, token, q_scale, column, valid, doc, first, empty, bases, gaps, out_ptr, winners_ptr, maxima_ptr,
     ND, TD, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""
     N: gl.constexpr = best.shape[1]
     LOG2: gl.constexpr = N.bit_length() - 1
+    if gaps is not None:
+        gap = gl.load(gaps + doc)
+        nothing = empty & (gap == NO_GAP)
+    else:
+        nothing = empty
     if winners_ptr is None:
         value = gl.reduce(best, 0, maximum)
     else:
@@ -71,10 +77,15 @@ def _finish(
             else:
                 base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
         slot = doc.to(gl.int64) * winner_columns + column
-        winner = gl.where(empty, -1, winner - base)
+        row = winner
+        winner = gl.where(empty, -1, row - base)
+        if gaps is not None:
+            winner = gl.where(zero_wins(value, row, gap), -1, winner)
         gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
     if q_scale is not None:
         value = scaled_maxima(value, q_scale, empty)
+    if gaps is not None:
+        value = or_zero(value, gap)
     if winners_ptr is not None:
         if maxima_ptr is not None:
             gl.store(maxima_ptr + slot, value, mask=valid)
@@ -83,7 +94,7 @@ def _finish(
         if level >= 4:
             if level == block_log2:
                 n = gl.arange(0, N >> level, layout=total.type.layout).to(gl.int64)
-                sums = gl.where(empty, float("-inf"), total)  # an empty query: 0, but −inf against an empty document
+                sums = gl.where(nothing, float("-inf"), total)  # an empty query: 0, but −inf against an empty document
                 gl.store(out_ptr + n * ND + doc, sums, mask=n < NQ)
         if level < LOG2:
             total = pair_sums(total)
@@ -92,7 +103,7 @@ def _finish(
 @gluon.jit
 def _few_partition(
     stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
@@ -133,7 +144,7 @@ def _few_partition(
             row = first
             if not run:
                 _finish(
-                    none, nowhere, token, q_scale, column, valid, doc, first, True, bases, out_ptr, winners_ptr,
+                    none, nowhere, token, q_scale, column, valid, doc, first, True, bases, gaps, out_ptr, winners_ptr,
                     maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item, d_bits is not None,
                 )  # fmt: skip
                 doc += 1
@@ -175,8 +186,8 @@ def _few_partition(
                     inside = past <= row + BLOCK_LD
                     if inside:
                         _finish(
-                            best, best_at, token, q_scale, column, valid, doc, first, past <= first, bases, out_ptr,
-                            winners_ptr, maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item,
+                            best, best_at, token, q_scale, column, valid, doc, first, past <= first, bases, gaps,
+                            out_ptr, winners_ptr, maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item,
                             d_bits is not None,
                         )  # fmt: skip
                         best = none
@@ -192,7 +203,7 @@ def _few_partition(
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
 def _hopper_few_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps,
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, HALVES: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
@@ -213,7 +224,7 @@ def _hopper_few_kernel(
     gl.warp_specialize([
         (_few_partition, (
             stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, full, empty,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES)),
         (_load_partition, (
@@ -223,7 +234,15 @@ def _hopper_few_kernel(
 
 
 def hopper_few(
-    q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, precision: str, config: FewConfig
+    q: Side,
+    d: Side,
+    out: Outputs,
+    d_rows: int,
+    d_item: int,
+    processors: int,
+    precision: str,
+    masked_zero: bool,
+    config: FewConfig,
 ) -> HopperLaunch | None:
     """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows."""
     D = q.data.shape[-1]
@@ -231,14 +250,14 @@ def hopper_few(
     block = max(16, power_of_two(q.length))
     layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
     programs = (min(processors * config.programs, d.count), 1, 1)
-    starts, ends, bits = d.starts, d.ends, None
+    starts, ends, bits, gaps = d.starts, d.ends, None, None
     if d.mask is not None:
-        starts, ends = kept_spans(d, d_item)
+        starts, ends, gaps = kept_spans(d, d_item, masked_zero)
         bits = kept_bits(d.mask)
     describe = ([d_rows, D], [d.row, 1], [config.BLOCK_LD, config.BLOCK_D], layout)
     arguments = (
         out.winners, out.maxima, q.starts, q.ends, q_rows, q_kept, starts, ends,
-        None if bits is None else d.starts, bits, q.count, d.count, q.length,
+        None if bits is None else d.starts, bits, gaps, q.count, d.count, q.length,
         min(d.length, d_rows),  # 32 bits
         q.rows, d_rows, D, block.bit_length() - 1, q.item, q.row, q.col, d_item,
         0 if out.winners is None else out.winners.shape[1],
@@ -250,6 +269,8 @@ def hopper_few(
     )
     lost = None
     if precision != "native":
-        lost = score_lost(q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, precision, processors)
+        lost = score_lost(
+            q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, precision, masked_zero, processors
+        )
     plain = q.mask is None and d.mask is None and out.winners is None
     return HopperLaunch(kernel, programs, describe, arguments, lost) if plain else None

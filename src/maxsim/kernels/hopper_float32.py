@@ -30,13 +30,13 @@ def _convert_partition(
         convert, places,
     )  # fmt: skip
     for i in range(RAW):
-        convert(step + i, 0, *places, MORE=False)
+        convert(step + i, 0, 0, *places, MORE=False)
 
 
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
 def _hopper_float32_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps,
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr, LOW: gl.constexpr,
@@ -69,12 +69,12 @@ def _hopper_float32_kernel(
     gl.warp_specialize([
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_high, d_low,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
             d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
             winner_columns, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES)),
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_high, d_low,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
             d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
             winner_columns, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES)),
         (_convert_partition, (

@@ -106,7 +106,7 @@ def scaled(sim, scale):
 
 
 @gluon.jit
-def convert(step, row, d_desc, raw, raw_full, d_high, d_low, d_scale, full, empty, MORE: gl.constexpr = True):
+def convert(step, row, tile, d_desc, raw, raw_full, d_high, d_low, d_scale, full, empty, MORE: gl.constexpr = True):
     """Converts the tile that was brought RAW steps ago, and if there are MORE brings another in its place, piece by
     piece."""
     STAGES: gl.constexpr = d_high.shape[0]

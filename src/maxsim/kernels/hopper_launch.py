@@ -11,13 +11,32 @@ from .configs import HopperConfig, forward_config, power_of_two, splits_document
 from .gluon_names import TensorDescriptor, gl
 from .hopper_float32 import _hopper_float32_kernel
 from .hopper_scores import _hopper_scores_kernel
+from .hopper_slices import _query_tiles_kernel
+from .hopper_wide import _hopper_wide_kernel
 from .launches import InParts, Launch, Repeatable
 from .queries import kept_rows, sum_parts, sum_pieces
 from .scores import PARTS_BYTES, Outputs, launch
 from .sides import Side
 from .spans import kept_bits, kept_spans
 
+TILES_BYTES = 16 << 20  # of queries laid out anew, held at once
 GLUON = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
+
+
+class QueryTiles(NamedTuple):
+    """Queries too wide to stay in shared memory, laid out as the copy engine is to bring them."""
+
+    arguments: tuple[Any, ...]
+    tiles: int
+    slices: int
+    box: tuple[int, int]
+
+    def descriptor(self, queries: Tensor) -> TensorDescriptor:
+        shape = [self.tiles * self.box[0], self.slices * self.box[1]]
+        rows = torch.empty(shape, dtype=queries.dtype, device=queries.device)
+        _query_tiles_kernel[(self.tiles, self.slices)](queries, rows, *self.arguments, num_warps=4)
+        layout = gl.NVMMASharedLayout.get_default_for(list(self.box), GLUON[queries.dtype])
+        return TensorDescriptor(rows, shape, [shape[1], 1], list(self.box), layout)
 
 
 class HopperLaunch(NamedTuple):
@@ -28,16 +47,19 @@ class HopperLaunch(NamedTuple):
     describe: tuple[Any, ...]  # shape, strides, block and layout of the documents' descriptor
     arguments: tuple[Any, ...]
     lost: Launch | None = None  # float32: what is scored again
+    tiles: QueryTiles | None = None  # wide tokens: the queries laid out anew
 
     def repeat(self, queries: Tensor, documents: Tensor, target: Tensor) -> None:
-        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), queries, target, *self.arguments)
+        q = queries if self.tiles is None else self.tiles.descriptor(queries)
+        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), q, target, *self.arguments)
         if self.lost is not None:
             self.lost.repeat(queries, documents, target)
 
 
 def hopper_scores(
-    q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, precision: str, config: HopperConfig
-) -> Repeatable | None:
+    q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, precision: str, masked_zero: bool,
+    config: HopperConfig,
+) -> Repeatable | None:  # fmt: skip
     """Writes `out` for every query and document.
 
     Documents are rows of a `[d_rows, D]` matrix whose row stride is `d.row`; padded ones begin every `d_item` rows; a
@@ -49,13 +71,18 @@ def hopper_scores(
     block = min(128, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // 128))
     tiles = parts * q.count if parts > 1 else -(-q.count * block // 128)
-    paired = tiles > 1
+    wide = config.BLOCK_D < D
+    paired = tiles > 1 or wide
     step = d.count
     if parts > 1:
         step = max(1, min(step, PARTS_BYTES // (4 * q.count * parts)))
     native = precision == "native"
     q_tiles = -(-tiles // 2) if paired else tiles
-    split = parts > 1 and step == d.count and native and d.mask is None and out.winners is None
+    slices = -(-D // config.BLOCK_D)
+    pairs = q_tiles
+    if wide and not config.resident:
+        pairs = min(q_tiles, max(1, TILES_BYTES // (256 * slices * config.BLOCK_D * q.data.element_size())))
+    split = parts > 1 and step == d.count and pairs == q_tiles and native and d.mask is None and out.winners is None
     split &= (d.starts is None or d.consecutive) and splits_documents(
         q_tiles * d.count, d_rows // d.count if d.consecutive else d.length, processors, config
     )
@@ -71,31 +98,45 @@ def hopper_scores(
         stages += (split,)
     else:
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
+    run = _hopper_wide_kernel if wide else _hopper_scores_kernel if native else _hopper_float32_kernel
     programs = (processors, 1, 1)
     for first in range(0, d.count, step):
         part = _documents(d, first, min(step, d.count - first))
-        starts, ends, bits = part.starts, part.ends, None
+        starts, ends, bits, gaps = part.starts, part.ends, None, None
         if part.mask is not None:
-            starts, ends = kept_spans(part, d_item)
+            starts, ends, gaps = kept_spans(part, d_item, masked_zero)
             bits = kept_bits(part.mask)
         count = d_rows - first * d_item
         describe = ([count, D], [d.row, 1], box, layout)
-        arguments = (
-            _from(out.winners, first), _from(out.maxima, first),
-            q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits,
-            q_tiles, q.count, part.count, q.length,
-            min(d.length, d_rows),  # 32 bits
-            q.rows, count, D, parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
-            0 if out.winners is None else out.winners.shape[1],
-            q.consecutive, q.aligned, d.consecutive and step == d.count, paired,
-            config.BLOCK_LD, config.BLOCK_D, *stages,
-        )  # fmt: skip
-        kernel = (_hopper_scores_kernel if native else _hopper_float32_kernel)[programs](
-            TensorDescriptor(part.data, *describe), q.data, sums, *arguments, num_warps=4
-        )
+        for pair in range(0, q_tiles, pairs):
+            here = min(pairs, q_tiles - pair)
+            arguments = (
+                _from(out.winners, first), _from(out.maxima, first),
+                q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits,
+                gaps, here, q.count, part.count, q.length,
+                min(d.length, d_rows),  # 32 bits
+                q.rows, count, D, parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
+                0 if out.winners is None else out.winners.shape[1],
+                q.consecutive, q.aligned, d.consecutive and step == d.count, paired,
+                config.BLOCK_LD, config.BLOCK_D, *stages,
+            )  # fmt: skip
+            moved = None
+            if wide:
+                there = min(2 * here, tiles - 2 * pair)
+                arguments += (config.resident, slices, 2 * pair, there)
+                if not config.resident:
+                    places = (q.starts, q.ends, q_rows, q_kept, 2 * pair, q.count, q.length, q.rows, D, parts,
+                              block.bit_length() - 1, q.item, q.row, q.col, q.consecutive, config.BLOCK_D)  # fmt: skip
+                    moved = QueryTiles(places, there, slices, (128, config.BLOCK_D))
+            kernel = run[programs](
+                TensorDescriptor(part.data, *describe), q.data if moved is None else moved.descriptor(q.data), sums,
+                *arguments, num_warps=4,
+            )  # fmt: skip
         lost = None
         if not native:
-            lost = score_lost(q, d, out, sums, q_rows, q_kept, first, part.count, 128, precision, processors)
+            lost = score_lost(
+                q, d, out, sums, q_rows, q_kept, first, part.count, 128, precision, masked_zero, processors
+            )
         if split:
             total = sum_pieces(
                 sums, out.scores, starts, q.count, d.count, min(d.length, d_rows), count, q_tiles, parts, processors,
@@ -103,15 +144,15 @@ def hopper_scores(
             )  # fmt: skip
         elif parts > 1:
             total = sum_parts(sums, out.scores, first, part.count, d.count, q.count * part.count, parts)
-    if step < d.count or q.mask is not None or d.mask is not None or out.winners is not None:
+    if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None or out.winners is not None:
         return None
-    launched = HopperLaunch(kernel, programs, describe, arguments, lost)
+    launched = HopperLaunch(kernel, programs, describe, arguments, lost, moved)
     return InParts(launched, sums.numel(), total) if parts > 1 else launched
 
 
 def score_lost(
     q: Side, d: Side, out: Outputs, target: Tensor, rows: Tensor | None, kept: Tensor | None, first: int, columns: int,
-    BLOCK_LQ: int, precision: str, processors: int,
+    BLOCK_LQ: int, precision: str, masked_zero: bool, processors: int,
 ) -> Launch:  # fmt: skip
     """Scores again what is lost of `columns` documents' scores in `target`, made by tiles of BLOCK_LQ query rows; ends
     at once where nothing is."""
@@ -123,7 +164,7 @@ def score_lost(
     lanes = max(1, min(columns, -(-4 * processors // tiles)))
     return launch(
         q, d, out, target, rows, kept, first, columns, columns, lanes, tiles, parts, block, precision, config,
-        lost=True,
+        masked_zero=masked_zero, lost=True,
     )  # fmt: skip
 
 

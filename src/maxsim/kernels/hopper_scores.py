@@ -41,6 +41,7 @@ from .hopper_maxima import (
     take,
     take_between,
 )
+from .hopper_slices import of_slices
 from .hopper_stream import clamped, cut, each_tile, edges_of, enter, fetch, kept_words, next_kept, segment, share
 from .hopper_tile import add_up_four, finish, keep_piece, keep_queries, query_rows, wait_for_four
 
@@ -52,7 +53,7 @@ RUN_TIME = (
 # Their alignment changes with what is cut out of them, and no load of theirs is wide.
 TABLES = (
     "out_ptr", "winners_ptr", "maxima_ptr", "q_starts", "q_ends", "q_kept_rows", "q_kept", "starts", "ends", "bases",
-    "d_bits",
+    "d_bits", "gaps",
 )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def begin(stream, streams, q_tiles, d_desc, d_smem, full, starts, d_bits, ND, TD
 
 
 @gluon.jit
-def _bring(step, row, d_desc, d_smem, full, empty, begun, FIRST: gl.constexpr, STAGES: gl.constexpr):
+def _bring(step, row, tile, d_desc, d_smem, full, empty, begun, FIRST: gl.constexpr, STAGES: gl.constexpr):
     stage = FIRST + step % STAGES
     if (step > 0) | (not begun):
         mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
@@ -102,16 +103,18 @@ def _load_partition(
 @gluon.jit
 def _score_partition(
     stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, d_low, d_scale, full, empty,
-    NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, d_low, d_scale,
+    full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     HALF: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr = False,
+    SPLIT: gl.constexpr = False, slices=None, RESIDENT: gl.constexpr = 0, first_tile=0, tiles=None,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against 128 query rows.
 
     d_low, d_scale: of float32 tokens the low halves, or None, and the scales of documents; else None.
     SPLIT: out_ptr takes, for `sum_pieces`, what each stream finds of each document in place of its sum.
+    slices: of wide tokens how many there are, RESIDENT of the queries in shared memory (all, or 0: they are brought);
+    `tiles` query tiles from first_tile on are scored.
     """
     if d_scale is not None and not PAIRED and HALF == 1:
         return
@@ -127,7 +130,7 @@ def _score_partition(
     nowhere = gl.full([ROWS, 4], -1, gl.int32, LANES)
     WINNERS: gl.constexpr = winners_ptr is not None
     # scores wait for one another where many documents end and registers are left; it is more code, which costs too
-    WAIT: gl.constexpr = not WINNERS and d_scale is None and starts is not None and not SPLIT
+    WAIT: gl.constexpr = not WINNERS and d_scale is None and starts is not None and not SPLIT and gaps is None
     CONSECUTIVE: gl.constexpr = BY_TOKENS and d_bits is None
     by_query: gl.constexpr = LANES if WAIT else ALONE  # where a document ends, a thread's query tokens
     held = (none,) * 7
@@ -139,8 +142,12 @@ def _score_partition(
         if SPLIT:  # a place for each document, and one more where a stream begins
             pieces_ptr = out_ptr + ((tile * ND + stream) * 2 + HALF) * ROWS
         tile = tile.to(gl.int32)
+        live = True
         if PAIRED:
             tile = tile * 2 + HALF
+            if slices is not None:
+                live = tile < tiles
+                tile += first_tile
         q_at, _, q_live = query_rows(
             gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_row)), tile, parts, q_starts, q_ends, q_kept_rows,
             q_kept, NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
@@ -151,8 +158,11 @@ def _score_partition(
             q_high, q_scale = keep_halves(
                 q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, by_query, Q_ALIGNED
             )
-        else:
+        elif slices is None:
             keep_queries(q_ptr, q_at, q_live, q_col, D, q_tile, by_row, Q_ALIGNED)
+        elif RESIDENT:
+            for c in gl.static_range(RESIDENT):
+                keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem.index(c * 2 + HALF), by_row, Q_ALIGNED, c * BLOCK_D)
         fence_async_shared()
         thread_barrier()
         _, column, valid = query_rows(
@@ -179,19 +189,23 @@ def _score_partition(
                 if d_bits is not None:
                     row = next_kept(d_bits, row, BLOCK_LD)
                     bits = kept_words(d_bits, row, BLOCK_LD // SUB)
-                mbarrier.wait(full.index(FIRST + stage), (step // STAGES) & 1)
-                if d_low is not None:
-                    sim = of_halves(q_high, q_tile, d_smem.index(stage), d_low.index(stage), layout)
+                if slices is not None:
+                    sim = of_slices(q_smem, d_smem, full, empty, step, slices, live, HALF, RESIDENT, layout)
+                    step += slices
                 else:
-                    sim = wgmma(
-                        q_tile, d_smem.index(FIRST + stage).permute((1, 0)),
-                        gl.zeros([ROWS, BLOCK_LD], gl.float32, layout), use_acc=False, is_async=True,
-                    )  # fmt: skip
-                sim = wgmma_wait(0, deps=[sim])
-                if d_scale is not None:
-                    sim = scaled(sim, d_scale.index(stage))
-                mbarrier.arrive(empty.index(FIRST + stage), count=1)
-                step += 1
+                    mbarrier.wait(full.index(FIRST + stage), (step // STAGES) & 1)
+                    if d_low is not None:
+                        sim = of_halves(q_high, q_tile, d_smem.index(stage), d_low.index(stage), layout)
+                    else:
+                        sim = wgmma(
+                            q_tile, d_smem.index(FIRST + stage).permute((1, 0)),
+                            gl.zeros([ROWS, BLOCK_LD], gl.float32, layout), use_acc=False, is_async=True,
+                        )  # fmt: skip
+                    sim = wgmma_wait(0, deps=[sim])
+                    if d_scale is not None:
+                        sim = scaled(sim, d_scale.index(stage))
+                    mbarrier.arrive(empty.index(FIRST + stage), count=1)
+                    step += 1
                 if (first <= row) & (past >= row + BLOCK_LD) and d_bits is None:
                     if WINNERS:
                         groups = columns(sim)
@@ -245,7 +259,7 @@ def _score_partition(
                                     else:
                                         finish(
                                             best, best_low, held, q_scale, column, valid, doc, first, past <= first,
-                                            bases, tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ,
+                                            bases, gaps, tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ,
                                             block_log2, winner_columns, d_item, d_bits is not None,
                                         )  # fmt: skip
                                     best = none
@@ -267,8 +281,8 @@ def _score_partition(
                     keep_piece(best, valid, pieces_ptr + doc * 2 * ROWS)
                 else:
                     finish(
-                        best, best_low, held, q_scale, column, valid, doc, first, past <= first, bases, tile, out_ptr,
-                        winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item,
+                        best, best_low, held, q_scale, column, valid, doc, first, past <= first, bases, gaps, tile,
+                        out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item,
                         d_bits is not None,
                     )  # fmt: skip
                 best = none
@@ -287,7 +301,7 @@ def _score_partition(
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
 def _hopper_scores_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits,
+    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps,
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
@@ -313,12 +327,12 @@ def _hopper_scores_kernel(
     gl.warp_specialize([
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, None, None,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
         (_score_partition, (
             other, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, q_smem, d_smem, None, None,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
         (_load_partition, (

@@ -165,7 +165,8 @@ def each_tile(
     BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, WARPS: gl.constexpr, visit: gl.constexpr, rest,
     SPLIT: gl.constexpr = False,
 ):  # fmt: skip
-    """Calls visit(step, row, *rest) for the tiles of a stream, in order; returns how many there are."""
+    """Calls visit(step, row, tile, *rest) for the tiles of a stream, in order, `tile` being the query tile; returns how
+    many there are."""
     at, end, cuts = share(stream, streams, q_tiles, ND, LD, TD, starts, BY_TOKENS, SPLIT, BLOCK_LD, WARPS)
     step = 0
     while at < end:
@@ -182,7 +183,7 @@ def each_tile(
             while run:
                 if d_bits is not None:
                     row = next_kept(d_bits, row, BLOCK_LD)
-                visit(step, row, *rest)
+                visit(step, row, tile, *rest)
                 step += 1
                 row += BLOCK_LD
                 while run & (past <= row):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .gluon_names import gl, gluon
 from .hopper_maxima import ALONE, ROWS, largest, maximum, winner
+from .hopper_zero import or_zero, zero_wins
 
 # [128, 2, 2, 2, 2]: of four documents, with a bit of the document in place of a bit of the lane
 SWAPPED = gl.constexpr(
@@ -86,11 +87,13 @@ def load_queries(q_ptr, q_at, q_live, d, q_col, D, ALIGNED: gl.constexpr):
 
 
 @gluon.jit
-def keep_queries(q_ptr, q_at, q_live, q_col, D, q_tile, by_row: gl.constexpr, ALIGNED: gl.constexpr):
-    """Query rows, into shared memory."""
+def keep_queries(
+    q_ptr, q_at, q_live, q_col, D, q_tile, by_row: gl.constexpr, ALIGNED: gl.constexpr, FIRST: gl.constexpr = 0
+):  # fmt: skip
+    """Query rows, of them the columns from FIRST on, into shared memory."""
     COLUMNS: gl.constexpr = q_tile.shape[1]
     for c in gl.static_range(0, COLUMNS, 64):
-        d = c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
+        d = FIRST + c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
         q_tile.slice(c, 64, 1).store(load_queries(q_ptr, q_at, q_live, d, q_col, D, ALIGNED))
 
 
@@ -177,11 +180,13 @@ def scaled_maxima(value, q_scale, empty):
 
 @gluon.jit
 def finish(
-    best, best_low, held, q_scale, column, valid, doc, first, empty, bases, tile, out_ptr, winners_ptr, maxima_ptr,
-    ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
+    best, best_low, held, q_scale, column, valid, doc, first, empty, bases, gaps, tile, out_ptr, winners_ptr,
+    maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""
+    if gaps is not None:
+        gap = gl.load(gaps + doc)
     if winners_ptr is None:
         value = largest(best)
     else:
@@ -194,10 +199,14 @@ def finish(
                 base = doc * d_item
             else:
                 base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
-        row = gl.where(empty, -1, row - base)
-        gl.store(winners_ptr + slot, row.to(winners_ptr.dtype.element_ty), mask=valid)
+        won = gl.where(empty, -1, row - base)
+        if gaps is not None:
+            won = gl.where(zero_wins(value, row, gap), -1, won)
+        gl.store(winners_ptr + slot, won.to(winners_ptr.dtype.element_ty), mask=valid)
     if q_scale is not None:  # winners are found by the value as multiplied
         value = scaled_maxima(value, q_scale, empty)
+    if gaps is not None:
+        value = or_zero(value, gap)
     if maxima_ptr is not None:
         gl.store(maxima_ptr + slot, value, mask=valid)
     _add_up(gl.reshape(value, [ROWS, 1, 1]), doc, 1, valid, tile, out_ptr, ND, parts, NQ, block_log2)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from .sides import Side, span
 
+NO_GAP = tl.constexpr(2147483647)  # no row of a document
+
 
 @triton.jit
 def kept_span(mask, stride, length):
@@ -24,10 +26,22 @@ def kept_span(mask, stride, length):
     return tl.minimum(first, last), last
 
 
+@triton.jit
+def first_masked(mask, stride, length):
+    """The first token that is not kept, `length` where all are."""
+    position = tl.arange(0, 1024)
+    first = length
+    for low in range(0, length, 1024):
+        at = low + position
+        keep = tl.load(mask + at.to(tl.int64) * stride, mask=at < length, other=1) != 0
+        first = tl.minimum(first, tl.min(tl.where(keep, length, at), 0))
+    return first
+
+
 @triton.jit(do_not_specialize=("LD", "TD", "d_item"), do_not_specialize_on_alignment=("mask_ptr", "starts", "ends"))
-def _kept_spans_kernel(mask_ptr, starts, ends, firsts_ptr, lasts_ptr, LD, TD, d_item):
+def _kept_spans_kernel(mask_ptr, starts, ends, firsts_ptr, lasts_ptr, gaps_ptr, LD, TD, d_item):
     """One program a document: the rows of its first kept token and of one past the last, both its own first row where
-    there is none."""
+    there is none; where asked, the row of its first masked token, NO_GAP where there is none."""
     n = tl.program_id(0).to(tl.int64)
     start, length = span(n, starts, ends, LD, TD)
     if starts is None:
@@ -35,16 +49,21 @@ def _kept_spans_kernel(mask_ptr, starts, ends, firsts_ptr, lasts_ptr, LD, TD, d_
     low, high = kept_span(mask_ptr + start, 1, length)
     tl.store(firsts_ptr + n, (start + low).to(tl.int32))
     tl.store(lasts_ptr + n, (start + high).to(tl.int32))
+    if gaps_ptr is not None:
+        gap = first_masked(mask_ptr + start, 1, length)
+        tl.store(gaps_ptr + n, tl.where(gap < length, start + gap, NO_GAP).to(tl.int32))
 
 
-def kept_spans(d: Side, d_item: int) -> tuple[Tensor, Tensor]:
+def kept_spans(d: Side, d_item: int, masked_zero: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Rows of the first kept token of each masked document and of one past the last, int32 `[ND]` twice; equal where
-    there is none. The mask has an entry a row; padded documents begin every `d_item` rows."""
+    there is none; with masked_zero of the first masked token too, NO_GAP where there is none. The mask has an entry a
+    row; padded documents begin every `d_item` rows."""
     assert d.mask is not None
     firsts = torch.empty(d.count, dtype=torch.int32, device=d.data.device)
     lasts = torch.empty_like(firsts)
-    _kept_spans_kernel[(d.count,)](d.mask, d.starts, d.ends, firsts, lasts, d.length, d.rows, d_item)
-    return firsts, lasts
+    gaps = torch.empty_like(firsts) if masked_zero else None
+    _kept_spans_kernel[(d.count,)](d.mask, d.starts, d.ends, firsts, lasts, gaps, d.length, d.rows, d_item)
+    return firsts, lasts, gaps
 
 
 @triton.jit(do_not_specialize=("rows",), do_not_specialize_on_alignment=("mask_ptr",))
