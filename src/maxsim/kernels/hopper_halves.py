@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from . import arithmetic
 from .gluon_names import fence_async_shared, gl, gluon, mbarrier, thread_barrier, tma_load, wgmma
-from .hopper_tile import load_queries
 
 halves = gluon.jit(arithmetic.halves.fn)
 
@@ -15,11 +14,14 @@ LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [0, 1]))
 @gluon.jit
 def keep_halves(
     q_ptr, q_at, q_live, q_col, D, q_tile, LOW: gl.constexpr, by_row: gl.constexpr, acc: gl.constexpr,
-    lanes: gl.constexpr, ALIGNED: gl.constexpr,
+    lanes: gl.constexpr,
 ):  # fmt: skip
     """Query rows as halves: the high ones in `q_tile`, or with LOW in registers and the low ones there; and scales."""
     d = gl.arange(0, q_tile.shape[1], layout=gl.SliceLayout(0, by_row))
-    high, low, scale = halves(load_queries(q_ptr, q_at, q_live, d, q_col, D, ALIGNED))
+    q = gl.load(
+        q_ptr + q_at[:, None] + (d.to(gl.int64) * q_col)[None, :], mask=q_live[:, None] & (d < D)[None, :], other=0.0
+    )
+    high, low, scale = halves(q)
     q_tile.store(high)
     q_high = q_tile
     if LOW:
