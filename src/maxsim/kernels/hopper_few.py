@@ -122,7 +122,7 @@ def _few_partition(
     if d_smem.dtype != gl.float32:
         keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem.index(0), by_row, Q_ALIGNED)
     else:
-        q_scale = store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, layout, Q_ALIGNED)
+        q_scale = store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, layout)
         token = token_of(token)
     fence_async_shared()
     thread_barrier()
@@ -220,7 +220,7 @@ def _hopper_few_kernel(
         mbarrier.init(empty.index(i), count=1)
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
-    begin(stream, streams, 1, d_desc, d_smem.index(0), full.index(0), starts, d_bits, ND, TD, d_item)
+    begin(stream, streams, d_desc, d_smem.index(0), full.index(0), starts, d_bits, ND, TD, d_item)
     gl.warp_specialize([
         (_few_partition, (
             stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
@@ -229,7 +229,7 @@ def _hopper_few_kernel(
             Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES)),
         (_load_partition, (
             stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, True, 0, BLOCK_LD, STAGES)),
+            BY_TOKENS, True, 0, BLOCK_LD, STAGES, False, True)),
     ], [1], [40])  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def _hopper_float32_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps,
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
+    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr, LOW: gl.constexpr,
 ):  # fmt: skip
     TILES: gl.constexpr = 2 if PAIRED else 1
@@ -71,12 +71,12 @@ def _hopper_float32_kernel(
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
             d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
-            winner_columns, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES)),
+            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES)),
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
             d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
-            winner_columns, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES)),
+            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES)),
         (_convert_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, raw, raw_full, d_high, d_low, d_scale, full, empty,
             ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RAW)),

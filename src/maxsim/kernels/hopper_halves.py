@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from . import arithmetic
 from .gluon_names import fence_async_shared, gl, gluon, mbarrier, thread_barrier, tma_load, wgmma
-from .hopper_tile import load_queries
 
 halves = gluon.jit(arithmetic.halves.fn)
 
@@ -27,13 +26,20 @@ def _by_token(columns):
 
 
 @gluon.jit
+def _queries(q_ptr, q_at, q_live, d, q_col, D):
+    """Columns d of query rows."""
+    at = q_at[:, None] + (d.to(gl.int64) * q_col)[None, :]
+    return gl.load(q_ptr + at, mask=q_live[:, None] & (d < D)[None, :], other=0.0)
+
+
+@gluon.jit
 def keep_halves(
     q_ptr, q_at, q_live, q_col, D, q_tile, LOW: gl.constexpr, by_row: gl.constexpr, acc: gl.constexpr,
-    lanes: gl.constexpr, ALIGNED: gl.constexpr,
+    lanes: gl.constexpr,
 ):  # fmt: skip
     """Query rows as halves: the high ones in `q_tile`, or with LOW in registers and the low ones there; and scales."""
     d = gl.arange(0, q_tile.shape[1], layout=gl.SliceLayout(0, by_row))
-    high, low, scale = halves(load_queries(q_ptr, q_at, q_live, d, q_col, D, ALIGNED))
+    high, low, scale = halves(_queries(q_ptr, q_at, q_live, d, q_col, D))
     q_tile.store(high)
     q_high = q_tile
     if LOW:
@@ -57,10 +63,10 @@ def of_halves(q_high, q_low, d_high, d_low, layout: gl.constexpr):
 
 
 @gluon.jit
-def store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row: gl.constexpr, acc: gl.constexpr, ALIGNED: gl.constexpr):
+def store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row: gl.constexpr, acc: gl.constexpr):
     """Query rows as the halves that `q_smem` has room for; and scales of the columns of a product."""
     d = gl.arange(0, q_smem.shape[2], layout=gl.SliceLayout(0, by_row))
-    high, low, scale = halves(load_queries(q_ptr, q_at, q_live, d, q_col, D, ALIGNED))
+    high, low, scale = halves(_queries(q_ptr, q_at, q_live, d, q_col, D))
     q_smem.index(0).store(high)
     if q_smem.shape[0] == 2:
         q_smem.index(1).store(low)

@@ -95,7 +95,7 @@ def hopper_scores(
     layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
     stages: tuple[int | bool, ...] = (config.stages if paired else config.unpaired_stages,)
     if native:
-        stages += (split,)
+        stages += (split, q.aligned)
     else:
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
     run = _hopper_wide_kernel if wide else _hopper_scores_kernel if native else _hopper_float32_kernel
@@ -117,7 +117,7 @@ def hopper_scores(
                 min(d.length, d_rows),  # 32 bits
                 q.rows, count, D, parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
                 0 if out.winners is None else out.winners.shape[1],
-                q.consecutive, q.aligned, d.consecutive and step == d.count, paired,
+                q.consecutive, d.consecutive and step == d.count, paired,
                 config.BLOCK_LD, config.BLOCK_D, *stages,
             )  # fmt: skip
             moved = None

@@ -58,19 +58,19 @@ TABLES = (
 
 
 @gluon.jit
-def _begins_early(streams, q_tiles, starts, d_bits, ND, SPLIT: gl.constexpr):
+def _begins_early(streams, starts, d_bits, ND):
     """Whether `begin` asks for the first tiles: where they are known at once, and every stream has one."""
-    if starts is None and d_bits is None and not SPLIT:
-        return q_tiles * ND.to(gl.int64) >= streams
+    if starts is None and d_bits is None:
+        return streams <= ND
     else:
         return False
 
 
 @gluon.jit
-def begin(stream, streams, q_tiles, d_desc, d_smem, full, starts, d_bits, ND, TD, d_item, SPLIT: gl.constexpr = False):
-    """Asks for a stream's first tile before there are partitions, which take a microsecond to begin."""
-    if _begins_early(streams, q_tiles, starts, d_bits, ND, SPLIT):
-        doc = (cut(stream, streams, q_tiles, ND, TD, starts, False, 4) % ND).to(gl.int32)
+def begin(stream, streams, d_desc, d_smem, full, starts, d_bits, ND, TD, d_item):
+    """Asks for the first tile of a stream of one query tile, before there are partitions, which take a microsecond."""
+    if _begins_early(streams, starts, d_bits, ND):
+        doc = cut(stream, streams, 1, ND, TD, starts, False, 4).to(gl.int32)
         mbarrier.expect(full, d_desc.block_type.nbytes)
         tma_load(d_desc, [doc * d_item, 0], full, d_smem)
 
@@ -88,12 +88,14 @@ def _bring(step, row, tile, d_desc, d_smem, full, empty, begun, FIRST: gl.conste
 def _load_partition(
     stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
     BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr, BLOCK_LD: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr = False,
+    SPLIT: gl.constexpr = False, EARLY: gl.constexpr = False,
 ):  # fmt: skip
     """One warp: brings the tiles of a stream into its ring. Paired warpgroups have one stream."""
     if PAIRED and HALF == 1:
         return
-    begun = _begins_early(streams, q_tiles, starts, d_bits, ND, SPLIT)
+    begun = False
+    if EARLY:
+        begun = _begins_early(streams, starts, d_bits, ND)
     each_tile(
         stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 1,
         _bring, (d_desc, d_smem, full, empty, begun, HALF * STAGES, STAGES), SPLIT,
@@ -105,9 +107,9 @@ def _score_partition(
     stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, d_low, d_scale,
     full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
-    HALF: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr = False, slices=None, RESIDENT: gl.constexpr = 0, first_tile=0, tiles=None,
+    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr,
+    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr = False,
+    Q_ALIGNED: gl.constexpr = False, slices=None, RESIDENT: gl.constexpr = 0, first_tile=0, tiles=None,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against 128 query rows.
 
@@ -156,7 +158,7 @@ def _score_partition(
         q_scale = None
         if d_scale is not None:
             q_high, q_scale = keep_halves(
-                q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, by_query, Q_ALIGNED
+                q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, by_query
             )
         elif slices is None:
             keep_queries(q_ptr, q_at, q_live, q_col, D, q_tile, by_row, Q_ALIGNED)
@@ -303,8 +305,8 @@ def _hopper_scores_kernel(
     d_desc, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps,
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
-    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
+    BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, Q_ALIGNED: gl.constexpr,
 ):  # fmt: skip
     RINGS: gl.constexpr = 1 if PAIRED else 2
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_D], d_desc.dtype)
@@ -318,27 +320,25 @@ def _hopper_scores_kernel(
     stream = gl.program_id(0) * RINGS
     other = stream + RINGS - 1
     streams = gl.num_programs(0) * RINGS
-    for r in gl.static_range(RINGS):
-        begin(
-            stream + r, streams, q_tiles, d_desc, d_smem.index(r * STAGES), full.index(r * STAGES), starts, d_bits,
-            ND, TD, d_item, SPLIT,
-        )  # fmt: skip
+    if not PAIRED:  # else the loop of products was compiled to more: 128x32 vs 1000x300 took 1.4 % longer
+        begin(stream, streams, d_desc, d_smem.index(0), full.index(0), starts, d_bits, ND, TD, d_item)
+        begin(other, streams, d_desc, d_smem.index(STAGES), full.index(STAGES), starts, d_bits, ND, TD, d_item)
     # registers: a multiprocessor has 512 for each thread of a warpgroup, and there are three
     gl.warp_specialize([
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
+            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED)),
         (_score_partition, (
             other, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT)),
+            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, PAIRED, 0, BLOCK_LD, STAGES, SPLIT)),
+            BY_TOKENS, PAIRED, 0, BLOCK_LD, STAGES, SPLIT, not PAIRED)),
         (_load_partition, (
             other, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, PAIRED, 1, BLOCK_LD, STAGES, SPLIT)),
+            BY_TOKENS, PAIRED, 1, BLOCK_LD, STAGES, SPLIT, not PAIRED)),
     ], [4, 1, 1], [232, 40, 40])  # fmt: skip

@@ -78,23 +78,21 @@ def query_rows(
 
 
 @gluon.jit
-def load_queries(q_ptr, q_at, q_live, d, q_col, D, ALIGNED: gl.constexpr):
-    """Columns d of query rows. ALIGNED: rows begin and end at multiples of 16 bytes, and are loaded 16 at once, a fifth
-    of the time; offsets and mask are written such that the compiler sees that it may."""
-    WIDE: gl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth if ALIGNED else 1
-    at = (q_at // WIDE * WIDE)[:, None] + (d.to(gl.int64) * q_col)[None, :]
-    return gl.load(q_ptr + at, mask=q_live[:, None] & (d // WIDE < D // WIDE)[None, :], other=0.0)
-
-
-@gluon.jit
 def keep_queries(
     q_ptr, q_at, q_live, q_col, D, q_tile, by_row: gl.constexpr, ALIGNED: gl.constexpr, FIRST: gl.constexpr = 0
 ):  # fmt: skip
-    """Query rows, of them the columns from FIRST on, into shared memory."""
+    """Query rows, of them the columns from FIRST on, into shared memory. ALIGNED: they begin and end at multiples of 16
+    bytes, and are loaded 16 at once, a fifth of the time; offsets and mask are written such that the compiler sees that
+    it may."""
+    WIDE: gl.constexpr = 8 if ALIGNED else 1
     COLUMNS: gl.constexpr = q_tile.shape[1]
     for c in gl.static_range(0, COLUMNS, 64):
         d = FIRST + c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
-        q_tile.slice(c, 64, 1).store(load_queries(q_ptr, q_at, q_live, d, q_col, D, ALIGNED))
+        q = gl.load(
+            q_ptr + (q_at // WIDE * WIDE)[:, None] + (d.to(gl.int64) * q_col)[None, :],
+            mask=q_live[:, None] & (d // WIDE < D // WIDE)[None, :], other=0.0,
+        )  # fmt: skip
+        q_tile.slice(c, 64, 1).store(q)
 
 
 @gluon.jit
