@@ -23,7 +23,7 @@ HOPPER = (
 HOPPER_QUICK = ("hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high")
 # Those spill what is read once a program or at a document's end (float32 with winners in its loop too), compiled
 # with Triton 3.6.
-HOPPER_SPILLS = {"_hopper_scores_kernel": 1536, "_hopper_float32_kernel": 4608}
+HOPPER_SPILLS = {"_hopper_scores_kernel": 768, "_hopper_float32_kernel": 2048}
 
 
 def cases_for(capability: int) -> tuple[str, ...]:
