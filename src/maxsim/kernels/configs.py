@@ -51,14 +51,13 @@ class FewConfig:
 
 @dataclass(frozen=True)
 class GradientConfig:
-    """Tiles of the backward: rows that a program owns, terms of each that it reads at once, columns, warps, registers a
-    thread; terms after which a long row goes on in another program."""
+    """Tiles of the backward: rows that a program owns, terms of each that it reads at once, columns, warps; terms
+    after which a long row goes on in another program."""
 
     ROWS: int
     ENTRIES: int
     BLOCK_D: int
     num_warps: int
-    registers: int | None
     PIECE: int
 
 
@@ -151,17 +150,16 @@ def hopper_float32_config(D: int, precision: str, winners: bool) -> HopperConfig
     return HopperConfig(128, BLOCK_D, 3, 2, 64, 1, 2)
 
 
-def gradient_config(itemsize: int, D: int) -> GradientConfig:
-    """The tiles of the backward for tokens of `itemsize` bytes and width D."""
+def gradient_config(D: int) -> GradientConfig:
+    """The tiles of the backward for tokens of width D."""
     BLOCK_D = max(16, power_of_two(D))
     warps = 1 if BLOCK_D <= 256 else 4
-    # 128x1024 vs 128x1024, us of queries and documents: 507 and 1223 with 4 rows of 8 terms and 128 registers (which
-    # spills), 595 and 1245 with all registers, 506 and 1183 with 2 rows of 16 terms, 754 and 1798 with 1 of 16; 64x32
-    # vs 64x1030 with 4 rows of 8 terms 13 and 47, with 2 of 16 11 and 59. Several warps wait for one another.
+    # us of queries and documents: 128x1024 vs 128x1024 588 and 1244 with 4 rows of 8 terms, 515 and 1188 with 2 of 16,
+    # 754 and 1798 with 1 of 16; 64x32 vs 64x1030 13 and 47, 11 and 59, 12 and 95. Several warps wait for one another
+    # (4 warps, 4 rows of 16: 5000 and 7850).
     terms = 32 if BLOCK_D <= 128 else max(1, 2048 * warps // BLOCK_D)
-    registers = 200 if itemsize == 2 and BLOCK_D == 128 else None
     # a piece's sum takes less than its entries do
-    return GradientConfig(max(1, terms // 8), min(terms, 8), BLOCK_D, warps, registers, max(1024, 8 * BLOCK_D))
+    return GradientConfig(max(1, terms // 8), min(terms, 8), BLOCK_D, warps, max(1024, 8 * BLOCK_D))
 
 
 def _documents(LD: int, programs: int, tokens: int) -> int:

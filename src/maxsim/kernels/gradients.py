@@ -77,7 +77,7 @@ class _Backward:
         self.normalize = normalize
         self.columns = winners.shape[1]
         self.q_owner = _owners(q) if q.consecutive else None
-        self.config: GradientConfig = gradient_config(q.data.element_size(), q.data.shape[-1])
+        self.config: GradientConfig = gradient_config(q.data.shape[-1])
         self.sizes = (self.K, q.count, d.count, max(q.length, 1), max(d.length, 1), q.rows, d.rows)
         self.grad_strides = grad.stride() if self.grid else (grad.stride(0), 0)
 
@@ -127,7 +127,7 @@ class _Backward:
             first, d.rows or some * d.length, self.columns, found.parts, found.chunks, per_list, *self.sizes, D,
             *self.grad_strides, q.item, q.row, q.col,
             GRID=self.grid, NORMALIZE=self.normalize, PIECE=config.PIECE, ENTRIES=config.ENTRIES * config.ROWS,
-            BLOCK_D=config.BLOCK_D, num_warps=config.num_warps, maxnreg=config.registers,
+            BLOCK_D=config.BLOCK_D, num_warps=config.num_warps,
         )  # fmt: skip
         return pieces
 
@@ -165,7 +165,7 @@ class _Backward:
             q.item, q.row, q.col, d_group, d.item, d.row, d.col,
             GRID=self.grid, OF_QUERIES=of_queries, SORTED=sorted is not None, NORMALIZE=self.normalize,
             PIECE=0 if pieces is None else config.PIECE, ROWS=config.ROWS, ENTRIES=config.ENTRIES,
-            BLOCK_D=config.BLOCK_D, num_warps=config.num_warps, maxnreg=config.registers,
+            BLOCK_D=config.BLOCK_D, num_warps=config.num_warps,
         )  # fmt: skip
 
     def _sorted(self, of_queries: bool, rows: int) -> tuple[Tensor, Tensor]:
