@@ -125,3 +125,22 @@ def test_one_rounding_and_the_same_bits(dtype):
         assert bool((error <= rounding * wanted.abs() + 3e-5 * wanted.abs().max()).all())
     alone = gradients.gradients(side_of(q), side_of(d[1:2]), winners[1:2], grad[:, 1:2], None, 0, False, False, True)
     assert torch.equal(alone[1], found[1][1:2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pairs", [False, True])
+def test_documents_longer_than_max_length_are_cut(pairs):
+    """Offsets on the card are not checked: what lies beyond `max_length` has no gradient, whatever memory held."""
+    offsets = torch.tensor([0, 30, 65, 80], device="cuda")
+    q = integers(1, 5, 33, 16, dtype=torch.float16, device="cuda")
+    d = integers(2, 80, 16, dtype=torch.float16, device="cuda").requires_grad_()
+    cut = maxsim.Views(d, offsets[:-1].cpu(), (offsets[1:] - offsets[:-1]).clamp(max=20).cpu())
+    some = torch.tensor([[0, 0], [4, 1], [4, 2], [4, 1]], device="cuda")
+    found = []
+    for documents in (cut, maxsim.Packed(d, offsets, max_length=20)):
+        held = [torch.full((1 << 16,), -7, dtype=torch.int32, device="cuda") for _ in range(20)]
+        del held
+        scores = maxsim.score_pairs(q, documents, some) if pairs else maxsim.score(q, documents)
+        found += torch.autograd.grad(scores.sum(), d)
+    assert torch.equal(*found)
+    assert not found[1][20:30].any()

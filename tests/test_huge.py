@@ -224,7 +224,7 @@ def test_scores_past_two_to_the_31():
 def test_winners_past_two_to_the_31():
     """A winners table of more than 2^31 entries, and its gradients."""
     q = integers(12, 1, 65536, 16, dtype=torch.float16, device="cuda").requires_grad_()
-    d = integers(13, 33000, 3, 16, dtype=torch.float16, device="cuda").requires_grad_()
+    d = integers(13, 34000, 3, 16, dtype=torch.float16, device="cuda").requires_grad_()
     scores = GPU.score(q, d)
     assert torch.equal(scores[:, -2:].detach().double(), truth(q.detach(), d.detach()[-2:]))
     scores[0, -1].backward()

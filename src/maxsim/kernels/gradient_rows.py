@@ -173,7 +173,7 @@ def _gradient_kernel(
                     real = real & (i < LQ)
         else:
             if d_owner is None:
-                doc = first + row // LD
+                doc = tl.where(real, first + row // LD, first)
                 i = row % LD
             else:
                 doc = tl.load(d_owner + row, mask=real, other=-1).to(tl.int64)
@@ -183,6 +183,7 @@ def _gradient_kernel(
                 doc = tl.where(real, doc, first)
                 start, _ = span(doc, d_starts, d_ends, LD, TD)
                 i = row - start
+                real = real & (i < LD)  # longer documents are cut there
             if pairs is None:
                 if not GRID:
                     n = doc // K
@@ -201,8 +202,8 @@ def _gradient_kernel(
                 low = n * K
                 high = low + tl.where(real, K, 0)
             else:
-                low = tl.load(pair_offsets + n).to(tl.int64)
-                high = tl.where(real, tl.load(pair_offsets + n + 1).to(tl.int64), low)
+                low = tl.load(pair_offsets + n, mask=real, other=0).to(tl.int64)
+                high = tl.load(pair_offsets + n + 1, mask=real, other=0).to(tl.int64)
         else:
             at, to, size = list_base(doc, part, first, columns, pair_offsets)
             past = counters + ((part + 1) * chunks - 1).to(tl.int64) * rows + row

@@ -105,7 +105,7 @@ class _Backward:
                 out, False, rows, found=lists(self.winners, d, 0, d.count, *of_pairs), owner=owner, some=d.count
             )
             return out
-        step = max(1, CHUNK_BYTES // (4 * max(self.columns + d.length, 1)))
+        step = max(1, CHUNK_BYTES // (4 * max(self.columns + (0 if d.rows else d.length), 1)))
         for first in range(0, d.count, step):
             some = min(step, d.count - first)
             found = lists(self.winners, d, first, some, None, None)

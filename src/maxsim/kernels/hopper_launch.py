@@ -83,6 +83,7 @@ def hopper_scores(
     if wide and not config.resident:
         pairs = min(q_tiles, max(1, TILES_BYTES // (256 * slices * config.BLOCK_D * q.data.element_size())))
     split = parts > 1 and step == d.count and pairs == q_tiles and native and d.mask is None and out.winners is None
+    split &= (q_tiles * d.count + processors) * 1024 <= PARTS_BYTES
     split &= (d.starts is None or d.consecutive) and splits_documents(
         q_tiles * d.count, d_rows // d.count if d.consecutive else d.length, processors, config
     )

@@ -46,7 +46,7 @@ def list_base(doc, part, first, columns, pair_offsets):
         skipped = part * SIZE
         size = tl.minimum(columns - skipped, SIZE)
         at = doc.to(tl.int64) * columns + skipped
-        to = at - first * columns
+        to = (doc.to(tl.int64) - first) * columns + skipped
     else:
         at = tl.load(pair_offsets + doc).to(tl.int64)
         size = (tl.load(pair_offsets + doc + 1) - at) * columns
@@ -186,7 +186,8 @@ def lists(
     sizes = (d.length, d.rows)
     if pair_order is not None:
         parts, chunk, chunks, whole = 1, SIZE.value, 1, True
-        order = torch.empty(winners.numel(), dtype=torch.int32, device=device)
+        # zeros: where wrong offsets make documents overlap, not every place is written
+        order = torch.zeros(winners.numel(), dtype=torch.int32, device=device)
     else:
         parts = -(-columns // SIZE.value)
         chunk = chunk_size(d.rows // max(d.count, 1) if d.rows else d.length)
