@@ -2,6 +2,7 @@
 .PHONY: setup demo train test ci check clean
 
 PY = .venv/bin/python
+PYTEST = $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 demo: setup
 	@$(PY) examples/demo.py
@@ -11,11 +12,11 @@ train: setup
 
 test: setup
 	scripts/check
-	$(PY) -m pytest -m "not slow"
-	TRITON_INTERPRET=1 $(PY) -m pytest -m "interpreter and not slow"
+	$(PYTEST) -m "not slow"
+	TRITON_INTERPRET=1 $(PYTEST) -m "interpreter and not slow"
 
 ci: setup
-	$(PY) -m pytest -m slow
+	$(PYTEST) -m slow
 
 check: setup
 	scripts/check

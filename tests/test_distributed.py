@@ -346,6 +346,9 @@ def on_disagreement(method: str) -> None:
     scores = score(q, d, method=method)
     with pytest.raises(RuntimeError, match="not at the same step"):
         scores.sum().backward() if wrong else score(q, d, method=method)
+    first, second = (score(q, each, method=method) for each in (d, 2 * d))
+    with pytest.raises(RuntimeError, match="of different calls"):
+        (second if wrong else first).sum().backward()
     plain(method)
 
 

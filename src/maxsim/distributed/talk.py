@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_FACTS = 16  # numbers that a rank tells at once, its flag and its step included
+_FACTS = 17  # numbers that a rank tells at once, its flag, step and call included
+_CALLS = count(1)
 _MESSAGE = 1024  # bytes of an error's text
 
 
@@ -55,14 +57,17 @@ class Talk:
             self._device = device
         else:
             self._device = torch.device("cuda", torch.cuda.current_device())
+        self._call: int | None = None  # which call this is: rank 0's number of it, from the first exchange on
 
     def agree(self, step: Step, facts: Sequence[int] = (), error: Exception | None = None) -> list[list[int]]:
         """Every rank's facts, in rank order. `step`: which exchange this is, the same on all ranks.
 
         Raises:
-            the error given; RuntimeError with the text of another rank's, or where ranks are not at the same step.
+            the error given; RuntimeError with the text of another rank's, or where ranks are not at the same step of
+            the same call.
         """
-        row = [int(error is not None), step, *facts]
+        call = next(_CALLS) if self._call is None else self._call
+        row = [int(error is not None), step, call, *facts]
         row += [0] * (_FACTS - len(row))
         try:
             table = self._rows(torch.tensor(row, device="cpu")).tolist()
@@ -78,12 +83,18 @@ class Talk:
             said = [f"rank {rank} of {self.size} failed: {_read(texts[rank])}" for rank in failed]
             raise RuntimeError(f"maxsim.distributed: {'; '.join(said)}")
         steps = [other for _, other, *_ in table]
-        if len(set(steps)) > 1:
+        calls = {other for _, _, other, *_ in table}
+        if self._call is None:
+            self._call, calls = table[0][2], {0}
+        if len(set(steps)) > 1 or len(calls) > 1:
+            at = ", ".join(Step(step).name.lower() for step in steps) + (
+                " of different calls" if len(calls) > 1 else ""
+            )
             raise RuntimeError(
                 "maxsim.distributed: ranks are not at the same step: all must make the same calls, and run their "
-                f"backwards, in the same order (steps by rank: {', '.join(Step(step).name.lower() for step in steps)})"
+                f"backwards, in the same order (steps by rank: {at})"
             )
-        return [row[2 : 2 + len(facts)] for row in table]
+        return [row[3 : 3 + len(facts)] for row in table]
 
     def _rows(self, own: Tensor) -> Tensor:
         """One row a rank, on the CPU."""
