@@ -109,6 +109,21 @@ def test_changed_texts_are_replaced_on_request(run):
     assert (again["added"], again["replaced"], again["skipped"], again["documents"]) == (0, 0, 3, 4)
 
 
+def test_changed_metadata_is_a_changed_document(run):
+    def index(*more, code=0, **fields):
+        Path("one.jsonl").write_text(json.dumps({"id": 3, "text": "red fox", **fields}))
+        return run("index", "one.jsonl", "store", *more, code=code)
+
+    index(lang="en", n=1.5)
+    assert "added 0" in index(lang="en", n=1.5).stdout
+    assert "other metadata under the id 3" in index(code=1, lang="de").stderr
+    assert Corpus.open("store").metadata([3]) == {3: {"lang": "en", "n": 1.5}}
+    assert "replaced 1" in index("--replace", lang="de").stdout
+    assert Corpus.open("store").metadata([3]) == {3: {"lang": "de"}}
+    assert "replaced 1" in index("--replace").stdout
+    assert not Corpus.open("store").metadata([3])[3]
+
+
 def test_cut_documents_are_told(run):
     assert "warning" not in run("index", "texts", "store").stderr
     Path("long").write_text("one two three four five six\nred\na b c d e f g\nx y z 1 2")

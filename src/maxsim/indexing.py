@@ -40,21 +40,27 @@ def new_texts(corpus: Corpus, texts: Iterable[Text], replace: bool = False) -> I
     """Those of `texts` that the corpus does not hold yet, so an interrupted run continues where it stopped.
 
     Args:
-        replace: yield also those whose id the corpus holds with another text, instead of raising.
+        replace: yield also those whose id the corpus holds with another text or other metadata, instead of raising.
 
     Raises:
-        SourceError: an id that the corpus holds with another text.
+        SourceError: an id that the corpus holds with another text or other metadata.
     """
     for batch in _batches(texts):
-        known = corpus.texts(text.id for text in batch)
+        ids = [text.id for text in batch]
+        known, metadata = corpus.texts(ids), corpus.metadata(ids)
         for text in batch:
-            if text.id not in known or (replace and known[text.id] != text.text):
+            if text.id not in known:
                 yield text
-            elif known[text.id] != text.text:
+                continue
+            other = "another text" if known[text.id] != text.text else "other metadata"
+            if known[text.id] == text.text and (metadata[text.id] or {}) == (text.metadata or {}):
+                continue
+            if not replace:
                 raise SourceError(
-                    f"{text.place}: the corpus holds another text under the id {text.id!r}; nothing was changed: "
-                    "--replace puts changed texts in the place of the old ones"
+                    f"{text.place}: the corpus holds {other} under the id {text.id!r}; nothing was changed: "
+                    "--replace puts changed documents in the place of the old ones"
                 )
+            yield text
 
 
 def index_texts(
@@ -68,11 +74,12 @@ def index_texts(
 
     Args:
         progress: called with the number of documents encoded since the last call.
-        replace: a text that has changed takes the place of the old one, in one transaction, instead of being an error.
+        replace: a document whose text or metadata has changed takes the place of the old one, in one transaction,
+            instead of being an error.
 
     Raises:
-        SourceError: an id that the corpus holds with another text, an id that another process has added meanwhile, or
-            what reading `texts` raises.
+        SourceError: an id that the corpus holds with another text or other metadata, an id that another process has
+            added meanwhile, or what reading `texts` raises.
         ValueError: what the corpus refuses: embeddings of another width, NaN or infinity in them.
         CorpusError: as for `Corpus.add`.
 
