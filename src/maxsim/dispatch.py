@@ -64,7 +64,10 @@ def select(problem: Problem, backend: str | None = None) -> Backend:
     Raises:
         UnsupportedError: naming each backend tried and every reason it gave.
         ValueError: an unknown name.
+        TypeError: no name.
     """
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend must be one of {', '.join(map(repr, ORDER))} or None, got {type(backend).__name__}")
     reasons: dict[str, Sequence[str]] = {}
     slower: list[Backend] = []
     for name in ORDER if backend is None else (backend,):

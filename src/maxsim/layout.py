@@ -146,6 +146,8 @@ def make_problem(
     """Checks and converts the arguments of the public functions. `pairwise`: for `score_pairs`."""
     if masked not in ("exclude", "zero"):
         raise ValueError(f"masked must be 'exclude' or 'zero', got {masked!r}")
+    if not isinstance(normalize, (bool, np.bool_)):
+        raise TypeError(f"normalize must be True or False, got {type(normalize).__name__}")
     q, q_groups = _tokens(queries, query_mask, "queries")
     d, groups = _tokens(documents, document_mask, "documents")
     if q_groups is not None:

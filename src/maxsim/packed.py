@@ -75,6 +75,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
         return value
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{what} must be a torch tensor or a numpy array, got {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{what} must be a plain array, got a masked one of numpy: pass its data, and its mask apart")
     if value.dtype.name == "bfloat16":
         return as_tensor(value.view(np.uint16), what).view(torch.bfloat16)
     if value.dtype.kind not in "fiub":

@@ -42,6 +42,8 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
         return None
     if torch.is_grad_enabled() and (queries.requires_grad or tokens.requires_grad):
         return None
+    if type(normalize) is not bool or type(backend) not in (str, type(None)):
+        return None
     device = tokens.device
     if queries.device != device or device.index != torch.cuda.current_device():
         return None
@@ -58,7 +60,7 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
         tokens.dtype,
         alignment,
         device.index,
-        bool(normalize),
+        normalize,
         backend,
         tokens.dtype != torch.float32 or float32_is_exact(),
     )
