@@ -23,31 +23,41 @@ def ragged(sizes: torch.Tensor, dtype: torch.dtype = torch.float16) -> maxsim.Pa
 
 def cases() -> Iterator[Callable[[], object]]:
     torch.manual_seed(0)
-    packed = ragged(torch.randint(0, 90, (23,)))
-    kept = torch.rand(packed.tokens.shape[0], device="cuda") < 0.5
     single = torch.float32
+    packed, packed32 = ragged(torch.randint(0, 90, (23,))), ragged(torch.randint(0, 90, (9,)), single)
+    kept = torch.rand(packed.tokens.shape[0], device="cuda") < 0.5
     problems = [
         (tokens(9, 40, 128), packed, None),
         (tokens(9, 40, 128), packed, kept),
         (tokens(3, 300, 128), tokens(7, 130, 128), None),
         (tokens(1, 100, 128), packed, None),
         (tokens(2, 40, 256), tokens(3, 70, 256), None),
+        (tokens(9, 40, 320), tokens(3, 70, 320), None),
+        (tokens(2, 140, 1024), tokens(3, 70, 1024), None),
         (tokens(1, 20, 128), packed, None),
-        (tokens(3, 100, 128, dtype=single), ragged(torch.randint(0, 90, (9,)), single), None),
+        (tokens(1, 20, 128), packed, kept),
+        (tokens(3, 100, 128, dtype=single), packed32, None),
+        (tokens(1, 20, 128, dtype=single), packed32, None),
     ]
     backends = ["triton", "hopper"] if torch.cuda.get_device_capability() == (9, 0) else ["triton"]
     for backend in backends:
         for queries, documents, mask in problems:
             for call in (maxsim.score, maxsim.matches):
-                yield partial(call, queries, documents, None, mask, backend=backend)
-    yield partial(train, tokens(5, 40, 128), tokens(7, 90, 128))
+                for masked in ("exclude", "zero") if mask is not None else ("exclude",):
+                    yield partial(call, queries, documents, None, mask, masked, backend=backend)
+    queries, leaf = tokens(40, 64, 128).requires_grad_(), packed.tokens.clone().requires_grad_()
+    starts = packed.offsets[:-1]
+    for documents in (tokens(7, 90, 128).requires_grad_(), maxsim.Packed(leaf, packed.offsets)):
+        yield partial(train, maxsim.score, queries, documents)
+        yield partial(train, maxsim.score_pairs, queries, documents, torch.tensor([[0, 0], [39, 6], [3, 6], [0, 0]]))
+    yield partial(train, maxsim.score, queries, maxsim.Views(leaf, starts, packed.offsets[1:] - starts))
+    yield partial(train, maxsim.score, queries[:2], documents)
     hopper_launch.splits_documents = lambda *sizes: True
     yield partial(maxsim.score, tokens(1, 300, 128), tokens(3, 600, 128), backend=backends[-1])
 
 
-def train(queries: torch.Tensor, documents: torch.Tensor) -> None:
-    q, d = queries.requires_grad_(), documents.requires_grad_()
-    maxsim.score(q, d).sum().backward()
+def train(call: Callable[..., torch.Tensor], *arguments: object) -> None:
+    call(*arguments).sum().backward()
 
 
 def main(part: int = 0, parts: int = 1) -> None:

@@ -91,7 +91,7 @@ def score(
     problem: Problem | None = None
     failure: Exception | None = None
     try:
-        if method not in _METHODS:
+        if not isinstance(method, str) or method not in _METHODS:
             raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}, got {method!r}")
         problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
         if problem.per_query:

@@ -28,14 +28,14 @@ class Ring:
     def _columns(self, owner: int) -> slice:
         return slice(self.ends[owner] - self.blocks[owner].count, self.ends[owner])
 
-    def _rooms(self, own: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    def _rooms(self, own: Tensor) -> list[Tensor]:
         """Two, for what is at hand and what comes."""
-        return [own.new_empty(max(sizes), dtype=dtype) for _ in range(min(2, self.talk.size - 1))]
+        return [own.new_empty(max(self.sizes)) for _ in range(min(2, self.talk.size - 1))]
 
     def forward(self, queries: Tensor, own: Tensor, winners: bool) -> tuple[Tensor, list[Tensor]]:
         """The scores, and what the backward reads: the winners, a block at a time, own documents first."""
         with self.talk.together(Step.READY):
-            rooms = self._rooms(own, self.sizes, own.dtype)
+            rooms = self._rooms(own)
             shape = (self.shares.problem.queries.count, self.ends[-1])
             scores = own.new_empty(shape, dtype=self.shares.wide)
         kept: list[Tensor] = []
@@ -70,7 +70,7 @@ class Ring:
         sizes = [size * need for size, need in zip(self.sizes, owners, strict=True)]
         wide = self.shares.wide
         with self.talk.together(Step.READY):
-            rooms = self._rooms(own, self.sizes, own.dtype)
+            rooms = self._rooms(own)
             sums = [own.new_empty(max(sizes), dtype=wide) for _ in range(2)]
             of_queries = torch.zeros(queries.shape, dtype=wide, device=queries.device) if needed[0] else None
             wide_queries = queries.to(wide)
