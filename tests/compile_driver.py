@@ -145,6 +145,10 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         "float32-high": lambda: score(
             tokens(1, 128, 128, dtype=single), tokens(4, 300, 128, dtype=single), precision="high"
         ),
+        "float32-wide": lambda: score(tokens(1, 128, 256, dtype=single), tokens(4, 300, 256, dtype=single)),
+        "float32-wide-high": lambda: score(
+            tokens(1, 32, 200, dtype=single), tokens(4, 300, 200, dtype=single), precision="high"
+        ),
         "float32-medium": lambda: score(
             tokens(1, 128, 128, dtype=single), tokens(4, 300, 128, dtype=single), precision="medium"
         ),
@@ -215,6 +219,17 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             ),
             "hopper-float32-ragged": dense(packed(single, 9), packed(single), None, torch.ones(240, dtype=torch.bool)),
             "hopper-float32-one-tile": dense(tokens(1, 32, 64, dtype=single), tokens(4, 300, 64, dtype=single)),
+            "hopper-wide-float32": dense(tokens(1, 300, 320, dtype=single), tokens(4, 300, 320, dtype=single)),
+            "hopper-wide-float32-high": dense(
+                tokens(8, 32, 256, dtype=single),
+                packed(single, 6, 256),
+                None,
+                torch.ones(240, dtype=torch.bool),
+                precision="high",
+            ),
+            "hopper-wide-float32-matches": dense(
+                packed(single, 9, 132), packed(single, 6, 132), function=maxsim.matches
+            ),
             "hopper-float32-matches": dense(
                 tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), function=maxsim.matches
             ),

@@ -5,6 +5,7 @@ CASES = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
     "ragged-both",
     "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
+    "float32-wide", "float32-wide-high",
     "train", "train-long", "train-float32", "train-candidates", "train-wide-normalize", "train-packed", "train-views",
     "train-pairs",
 )  # fmt: skip
@@ -22,13 +23,21 @@ HOPPER = (
     "hopper-float32", "hopper-float32-high", "hopper-float32-ragged",
     "hopper-float32-one-tile", "hopper-float32-matches",
     "hopper-wide", "hopper-wide-resident", "hopper-wide-matches", "hopper-masked-zero", "hopper-few-masked-zero",
+    "hopper-wide-float32", "hopper-wide-float32-high", "hopper-wide-float32-matches",
 )  # fmt: skip
-HOPPER_QUICK = ("hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high", "hopper-wide")
+HOPPER_QUICK = (
+    "hopper",
+    "hopper-split",
+    "hopper-few-masked",
+    "hopper-float32-high",
+    "hopper-wide",
+    "hopper-wide-float32",
+)
 # Those spill what is read once a program or at a document's end (few query rows: of float32 winners for 64 alone; many
 # of float32 with winners in the loop too; of gradients what pairs need), compiled with Triton 3.6.
 SPILLS = {
     "_hopper_scores_kernel": 768, "_hopper_few_kernel": 640, "_hopper_float32_kernel": 2048,
-    "_hopper_wide_kernel": 768, "_gradient_kernel": 32,
+    "_hopper_wide_kernel": 768, "_hopper_wide_float32_kernel": 1536, "_gradient_kernel": 32,
 }  # fmt: skip
 
 

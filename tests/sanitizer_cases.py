@@ -38,6 +38,7 @@ def cases() -> Iterator[Callable[[], object]]:
         (tokens(1, 20, 128), packed, kept),
         (tokens(3, 100, 128, dtype=single), packed32, None),
         (tokens(1, 20, 128, dtype=single), packed32, None),
+        (tokens(3, 140, 200, dtype=single), tokens(3, 70, 200, dtype=single), None),
     ]
     backends = ["triton", "hopper"] if torch.cuda.get_device_capability() == (9, 0) else ["triton"]
     for backend in backends:

@@ -92,6 +92,33 @@ def test_float32_highest_at_any_magnitude(lane, dtype, power):
 
 
 @interpreter_when(small)
+@pytest.mark.dtypes(torch.float32)
+def test_float32_slices_of_different_size(lane, dtype):
+    """Wide tokens are split by slices."""
+    q, d, q_mask, d_mask = inputs((2, 7, 3, 33, 150), dtype, lane.device, seed=9)
+    d[:, ::3, :64] *= 2.0**20
+    d[:, 1::3, 128:] *= 2.0**20
+    args = (q * 2.0**40, d * 2.0**-60, q_mask, d_mask)
+    torch.set_float32_matmul_precision("highest")
+    check(f"scores {lane} f32 slices", lane.score(*args), true_scores(*args), plain_scores(*args), scores_scale(*args))
+
+
+@interpreter_when(small)
+@pytest.mark.dtypes(torch.float32)
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_float32_slices_that_leave_its_range(lane, dtype, precision):
+    """Scaled sums that are −inf after a slice, and would have returned after others, are not taken for small."""
+    large = 2.0**128 / (64 * 2.0**13)
+    q = torch.full((1, 2, 192), 2.0**-100, device=lane.device)
+    d = torch.full((1, 3, 192), 1e-3 * large, device=lane.device)
+    d[:, 0] = 0.9 * large
+    d[:, 0, :64] = -1.2 * large
+    args = (q, d, torch.ones(1, 2, device=lane.device) > 0, torch.ones(1, 3, device=lane.device) > 0)
+    torch.set_float32_matmul_precision(precision)
+    torch.testing.assert_close(lane.score(*args).double(), true_scores(*args), rtol=2e-3, atol=0)
+
+
+@interpreter_when(small)
 def test_cancelling_scores(lane, dtype):
     """Case 48: scores near 0 are held to the size of what cancels."""
     q, d, q_mask, d_mask = inputs(SHAPES[3], dtype, lane.device, seed=13)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from budget import check, plain_scores, scores_scale, true_scores
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lanes import CUDA, integers
@@ -295,7 +296,7 @@ def test_masked_tokens_that_compete(pattern, form, NQ, D):
     got = same(q, d, None, mask, masked="zero")
     assert not torch.isnan(got).any()
     same(q.float(), Packed(d.tokens.float(), d.offsets) if isinstance(d, Packed) else d.float(), None, mask,
-         masked="zero") if D <= 128 else None  # fmt: skip
+         masked="zero")  # fmt: skip
 
 
 def test_masked_tokens_that_compete_where_not_all_is_finite():
@@ -307,8 +308,7 @@ def test_masked_tokens_that_compete_where_not_all_is_finite():
             for n in (1, 5):
                 same(tokens(n, 40, D), d, None, mask, masked="zero")
                 same(-torch.ones_like(d[:n, :40]), d, None, mask, masked="zero")
-            if D == 128:
-                same(tokens(5, 40, D).float(), d.float(), None, mask, masked="zero")
+            same(tokens(5, 40, D).float(), d.float(), None, mask, masked="zero")
 
 
 WIDE = (264, 320, 328, 512, 640, 1024)
@@ -651,6 +651,111 @@ def test_float32_repeated(precision, NQ):
         torch.testing.assert_close(maxsim.score(q, d, backend="hopper"), want, rtol=0, atol=0, equal_nan=True)
 
 
+def uneven(*shape: int, seed: int = 0) -> torch.Tensor:
+    """float32 tokens of any width, whose rows begin at multiples of 16 bytes."""
+    return tokens(*shape[:-1], -(-shape[-1] // 4) * 4, dtype=torch.float32, seed=seed)[..., : shape[-1]]
+
+
+def uneven_packed(sizes: list[int], D: int, seed: int = 0) -> Packed:
+    return Packed(uneven(sum(sizes), D, seed=seed), torch.tensor([0, *sizes]).cumsum(0))
+
+
+@FLOAT32
+@pytest.mark.parametrize("D", [129, 192, 200, 256, 257, 320, 768, 1000])
+def test_wide_float32(precision, D):
+    torch.set_float32_matmul_precision(precision)
+    d = uneven(37, 140, D, seed=1)
+    for NQ, LQ in ((3, 50), (1, 30), (1, 300), (50, 32)):
+        same(uneven(NQ, LQ, D), d)
+    same(uneven(9, 40, D), uneven_packed(lengths(150, 50), D, seed=2))
+    if D % 4:
+        with pytest.raises(UnsupportedError, match="16 bytes"):
+            maxsim.score(uneven(3, 50, D), d.contiguous(), backend="hopper")
+
+
+@FLOAT32
+@pytest.mark.parametrize("D", [192, 257])
+def test_wide_float32_of_any_form(precision, D):
+    torch.set_float32_matmul_precision(precision)
+    q, buffer = uneven(9, 70, D), uneven(3000, D + 8, seed=4)[:, 8:]
+    mask = torch.rand(9, 70, generator=torch.Generator().manual_seed(2)).cuda() < 0.5
+    mask[3] = False
+    d = uneven_packed(lengths(150, 90), D, seed=5)
+    same(q, d, mask)
+    same(uneven_packed([0, 20, 7, 300], D), d)
+    kept = torch.rand(len(d.tokens), generator=torch.Generator().manual_seed(3)).cuda() < 0.3
+    same(q, Views(buffer, torch.randint(0, 2900, (60,)), torch.tensor(lengths(60, 90))))
+    d.tokens[~kept] = NAN
+    for masked in ("exclude", "zero"):
+        assert not torch.isnan(same(q, d, mask, kept, masked=masked)).any()
+    same(q.permute(1, 0, 2), uneven(40, 80, D)[:, 5:60])
+
+
+@FLOAT32
+@pytest.mark.parametrize("D", [129, 256, 768])
+def test_wide_float32_against_float64(precision, D):
+    """What a product of float32 at that precision may err, also where sums grow and are never cancelled."""
+    torch.set_float32_matmul_precision(precision)
+    whole = torch.ones(2, 300, dtype=torch.bool, device="cuda"), torch.ones(7, 400, dtype=torch.bool, device="cuda")
+    for positive in (False, True):
+        q, d = uneven(2, 300, D, seed=5), uneven(7, 400, D, seed=6)
+        if positive:
+            q, d = q.abs(), d.abs()
+        found = maxsim.score(q, d, backend="hopper")
+        check(
+            f"scores hopper f32 {precision} wide", found, true_scores(q, d, *whole),
+            plain_scores(q, d, *whole, precision), scores_scale(q, d, *whole),
+        )  # fmt: skip
+
+
+@FLOAT32
+@pytest.mark.parametrize(("NQ", "LQ"), [(9, 32), (2, 300)])
+def test_wide_float32_not_finite(precision, NQ, LQ, monkeypatch):
+    """Nor what leaves float32's range between slices, where scaled, and returns: the score is the true one."""
+    from maxsim.kernels import hopper_launch
+
+    torch.set_float32_matmul_precision(precision)
+    sizes = [0, 0, *lengths(300, 50), 0]
+    d = packed(sizes, 200, torch.float32)
+    offsets = d.offsets.tolist()
+    q = tokens(NQ, LQ, 200, dtype=torch.float32)
+    for row, value in ((offsets[20], NAN), (offsets[60], INF), (offsets[90], -INF), (offsets[200], 3e38)):
+        d.tokens[row, row % 200] = value
+    for scale in (1.0, 1e25, 1e-30):
+        got = same(q * scale, d)
+        assert torch.isneginf(got[:, torch.tensor(sizes) == 0]).all()
+    assert not torch.isfinite(got[:, torch.tensor(sizes) > 0]).all()
+    same(-torch.ones_like(q), Packed(torch.full_like(d.tokens, INF), d.offsets))  # −inf everywhere
+    far = tokens(3, 40, 200, dtype=torch.float32).abs()
+    far[..., :64] *= -1e36
+    far[..., 64:] *= 2e36
+    small = torch.ones_like(q) * 1e-37
+    want = torch.einsum("qid,njd->qnij", small.double(), far.double()).amax(-1).sum(-1)
+    torch.testing.assert_close(same(small, far).double(), want, rtol=1e-3, atol=0)
+    monkeypatch.setattr(hopper_launch, "PARTS_BYTES", 4 * NQ * 3 * 70)
+    monkeypatch.setattr(hopper_launch, "TILES_BYTES", 256 * 256 * 4)
+    same(q, d)
+
+
+@FLOAT32
+def test_wide_float32_repeated(precision):
+    """In graphs too, where what is lost changes."""
+    torch.set_float32_matmul_precision(precision)
+    for NQ, LQ in ((9, 32), (1, 300)):
+        q, d = tokens(NQ, LQ, 256, dtype=torch.float32), tokens(100, 200, 256, dtype=torch.float32, seed=1)
+        maxsim.score(q, d, backend="hopper")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = maxsim.score(q, d, backend="hopper")
+        for value in (0.0, INF, NAN):
+            q.copy_(tokens(*q.shape, dtype=torch.float32, seed=3))
+            d[7, 3, 9] = value
+            want = maxsim.score(q, d, backend="triton")
+            graph.replay()
+            for found in (got, maxsim.score(q, d, backend="hopper")):
+                torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_problems(data):
@@ -704,6 +809,12 @@ def test_which_backend():
     assert maxsim.backend_for(tokens(1, 32, 128).float(), texts.float()) == "hopper"
     assert maxsim.backend_for(tokens(8, 32, 640), tokens(100, 300, 640)) == "hopper"
     assert maxsim.backend_for(tokens(1, 32, 640), tokens(1000, 300, 640)) == "triton"
+    for width, count in ((136, 100), (640, 20)):
+        q, d = tokens(4, 32, width).float(), tokens(count, 300, width).float()
+        assert maxsim.backend_for(q, d.repeat(3, 1, 1)) == "hopper"
+        assert maxsim.backend_for(q, d[:5]) == "triton"
+        assert maxsim.backend_for(q[:1], d.repeat(30, 1, 1)) == "hopper"
+        assert maxsim.backend_for(q[:1], d.repeat(30, 1, 1), None, torch.ones(30 * count, 300) > 0) == "triton"
     mask = torch.arange(300) < torch.randint(0, 300, (1000, 1))
     assert maxsim.backend_for(tokens(128, 32, 128), texts, None, mask, "zero") == "hopper"
     leaf = tokens(128, 32, 128).requires_grad_()
@@ -717,7 +828,6 @@ def test_which_backend():
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("wide float32", "128"),
         ("normalize", "normalise"),
         ("candidates", "pairs or candidates"),
         ("unaligned", "16 bytes"),
@@ -734,9 +844,7 @@ def test_which_backend():
 def test_what_it_does_not_serve(what, reason):
     q, d = tokens(4, 32, 64), tokens(5, 20, 64)
     options: dict = {}
-    if what == "wide float32":
-        q, d = tokens(4, 32, 136).float(), tokens(5, 20, 136).float()
-    elif what == "normalize":
+    if what == "normalize":
         options = {"normalize": True}
     elif what == "candidates":
         d = tokens(4, 3, 20, 64)

@@ -40,21 +40,46 @@ def column_maximum(x):
 
 
 @triton.jit
+def power(largest):
+    """The power of two that rows are scaled by, whose largest elements these are."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    return (tl.minimum(tl.maximum(267 - exponent, 1), 253) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def inverse(factor):
+    return ((254 << 23) - factor.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def split(x, factor):
+    """float32 rows, scaled → two float16 rows that add up to them."""
+    y = x * factor[:, None]
+    high = y.to(tl.float16)
+    return high, (y - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def bounded(scale):
+    """Scales of slices of rows; NaN of those with 2^97 or more, whose sums might leave float32's range and return: so
+    they are lost."""
+    return tl.where(scale < 19342813113834066795298816.0, scale, float("nan"))
+
+
+@triton.jit
 def halves(x):
     """float32 rows → two float16 rows that add up to them times a power of two a row, which is returned inverted.
 
     Of a row's largest element 22 bits are kept. A row with inf or NaN turns into NaN.
     """
-    exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23) & 255
-    shift = tl.minimum(tl.maximum(267 - exponent, 1), 253)
-    y = x * (shift << 23).to(tl.float32, bitcast=True)[:, None]
-    high = y.to(tl.float16)
-    return high, (y - high.to(tl.float32)).to(tl.float16), ((254 - shift) << 23).to(tl.float32, bitcast=True)
+    factor = power(tl.max(tl.abs(x), 1))
+    high, low = split(x, factor)
+    return high, low, inverse(factor)
 
 
 @triton.jit
-def similarities(d_tile, q, q_low, acc, PRECISION: tl.constexpr):
-    """One product of tiles, `[BLOCK_LD, BLOCK_D]` with `[BLOCK_LQ, BLOCK_D]`, added to acc.
+def similarities(d_tile, q, q_low, acc, PRECISION: tl.constexpr, SLICE: tl.constexpr = False):
+    """One product of tiles, `[BLOCK_LD, BLOCK_D]` with `[BLOCK_LQ, BLOCK_D]`, added to acc; SLICE: of several.
 
     "native": as the tensor cores take the dtype, IEEE for float32. "f16": float32 rows scaled and rounded to float16,
     whose 11 bits are TF32's; q comes so. "f16x3": three products of halves; q comes as halves, and what the two low
@@ -70,5 +95,7 @@ def similarities(d_tile, q, q_low, acc, PRECISION: tl.constexpr):
             part = tl.dot(d_high, tl.trans(q), part)
         else:
             part = tl.dot(d_high, tl.trans(q))
+        if SLICE:
+            scale = bounded(scale)
         acc += part * scale[:, None]
     return acc

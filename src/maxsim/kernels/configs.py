@@ -61,6 +61,12 @@ class GradientConfig:
     PIECE: int
 
 
+# Columns of a slice of float32 tokens wider than 128, which decide their bits. `highest`, 1x1024 vs 500x1024 of width
+# 256, with 64 and 32: Hopper's kernel 168 and 152 TFLOP/s, the portable one 45 and 37; 1x32 vs 3000x300 at `high` by
+# the portable one 36 and 42.
+WIDE_FLOAT32 = 64
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
@@ -85,7 +91,8 @@ def forward_config(
     BLOCK_D = max(16, power_of_two(D))
     if itemsize == 4:
         if D > 128:
-            return Config(BLOCK_LQ, 64, 32, 8 if BLOCK_LQ == 128 else 4, 3)
+            stages = 3 if BLOCK_LQ < 128 or shared_bytes(capability) > 160 << 10 else 2
+            return Config(BLOCK_LQ, 64, WIDE_FLOAT32, 8 if BLOCK_LQ == 128 else 4, stages)
         # float16 products of scaled halves, 1x1024 vs 500x1024: 131 TFLOP/s with 4 warps, 66 with 8; IEEE products 13.
         # On other cards than Hopper 4 warps spill (compiled, not run).
         warps = 8 if BLOCK_LQ == 128 and capability[0] != 9 else 4
@@ -141,7 +148,9 @@ def few_float32_config(D: int, rows: int) -> FewConfig | None:
 
 
 def hopper_float32_config(D: int, precision: str, winners: bool) -> HopperConfig:
-    """The tiles for float32 tokens of width D, at most 128, at a precision of `similarities`."""
+    """The tiles for float32 tokens of width D at a precision of `similarities`."""
+    if D > 128:  # as measured, all rings of 2 or 3 raw tiles and of 2 to 4 stages take the same
+        return HopperConfig(64, WIDE_FLOAT32, 2 if precision == "f16x3" else 4, 0, 64, 3)
     BLOCK_D = 64 if D <= 64 else 128
     if precision == "f16x3":
         return HopperConfig(64, BLOCK_D, 4, 4, 32, 1, 2)

@@ -6,6 +6,10 @@ from . import arithmetic
 from .gluon_names import fence_async_shared, gl, gluon, mbarrier, thread_barrier, tma_load, wgmma
 
 halves = gluon.jit(arithmetic.halves.fn)
+power = gluon.jit(arithmetic.power.fn)
+inverse = gluon.jit(arithmetic.inverse.fn)
+split = gluon.jit(arithmetic.split.fn)
+bounded = gluon.jit(arithmetic.bounded.fn)
 
 # Eight threads read, and write, 16 bytes of as many rows, which lie in different banks.
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [0, 1]))
@@ -112,9 +116,12 @@ def scaled(sim, scale):
 
 
 @gluon.jit
-def convert(step, row, tile, d_desc, raw, raw_full, d_high, d_low, d_scale, full, empty, MORE: gl.constexpr = True):
+def convert(
+    step, row, tile, d_desc, raw, raw_full, d_high, d_low, d_scale, full, empty, MORE: gl.constexpr = True,
+    column=None,
+):  # fmt: skip
     """Converts the tile that was brought RAW steps ago, and if there are MORE brings another in its place, piece by
-    piece."""
+    piece. column: where the slice of wide tokens begins that the tile is of."""
     STAGES: gl.constexpr = d_high.shape[0]
     PIECE: gl.constexpr = raw.shape[1]
     PIECES: gl.constexpr = d_high.shape[1] // PIECE
@@ -126,6 +133,8 @@ def convert(step, row, tile, d_desc, raw, raw_full, d_high, d_low, d_scale, full
         if before >= 0:
             mbarrier.wait(raw_full.index(place), (before // RAW) & 1)
             high, low, scale = halves(raw.index(place).load(LAYOUT))
+            if column is not None:
+                scale = bounded(scale)
             if j == 0:
                 mbarrier.wait(empty.index(stage), ((before // STAGES) & 1) ^ 1)
             d_high.index(stage).slice(j * PIECE, PIECE, 0).store(high)
@@ -138,4 +147,5 @@ def convert(step, row, tile, d_desc, raw, raw_full, d_high, d_low, d_scale, full
                 mbarrier.arrive(full.index(stage), count=1)
         if MORE:
             mbarrier.expect(raw_full.index(place), d_desc.block_type.nbytes)
-            tma_load(d_desc, [row + j * PIECE, 0], raw_full.index(place), raw.index(place))
+            at = 0 if column is None else column
+            tma_load(d_desc, [row + j * PIECE, at], raw_full.index(place), raw.index(place))

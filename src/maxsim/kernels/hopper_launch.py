@@ -11,8 +11,9 @@ from .configs import HopperConfig, forward_config, power_of_two, splits_document
 from .gluon_names import TensorDescriptor, gl
 from .hopper_float32 import _hopper_float32_kernel
 from .hopper_scores import _hopper_scores_kernel
-from .hopper_slices import _query_tiles_kernel
+from .hopper_slices import _query_halves_kernel, _query_tiles_kernel
 from .hopper_wide import _hopper_wide_kernel
+from .hopper_wide_float32 import _hopper_wide_float32_kernel
 from .launches import InParts, Launch, Repeatable
 from .queries import kept_rows, sum_parts, sum_pieces
 from .scores import PARTS_BYTES, Outputs, launch
@@ -20,6 +21,7 @@ from .sides import Side
 from .spans import kept_bits, kept_spans
 
 TILES_BYTES = 16 << 20  # of queries laid out anew, held at once
+PIECE = 16  # rows of them that a program takes of float32 ones
 GLUON = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
@@ -30,13 +32,25 @@ class QueryTiles(NamedTuple):
     tiles: int
     slices: int
     box: tuple[int, int]
+    halves: int = 0  # of float32 tokens, whose scales come too
 
-    def descriptor(self, queries: Tensor) -> TensorDescriptor:
-        shape = [self.tiles * self.box[0], self.slices * self.box[1]]
-        rows = torch.empty(shape, dtype=queries.dtype, device=queries.device)
-        _query_tiles_kernel[(self.tiles, self.slices)](queries, rows, *self.arguments, num_warps=4)
-        layout = gl.NVMMASharedLayout.get_default_for(list(self.box), GLUON[queries.dtype])
-        return TensorDescriptor(rows, shape, [shape[1], 1], list(self.box), layout)
+    def laid_out(self, queries: Tensor) -> tuple[TensorDescriptor | Tensor, ...]:
+        """Their descriptor, and what else a kernel takes in place of queries."""
+        box = list(self.box)
+        shape = [self.tiles * box[0], self.slices * box[1] * max(self.halves, 1)]
+        dtype = torch.float16 if self.halves else queries.dtype
+        rows = torch.empty(shape, dtype=dtype, device=queries.device)
+        scales: tuple[Tensor, ...] = ()
+        if self.halves:
+            scales = (torch.empty(shape[0], dtype=torch.float32, device=queries.device),)
+            blocks = (self.tiles, box[0] // PIECE)
+            _query_halves_kernel[blocks](
+                queries, rows, *scales, *self.arguments, self.halves, PIECE, self.slices, num_warps=4
+            )
+        else:
+            _query_tiles_kernel[(self.tiles, self.slices)](queries, rows, *self.arguments, num_warps=4)
+        layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[dtype])
+        return TensorDescriptor(rows, shape, [shape[1], 1], box, layout), *scales
 
 
 class HopperLaunch(NamedTuple):
@@ -50,8 +64,8 @@ class HopperLaunch(NamedTuple):
     tiles: QueryTiles | None = None  # wide tokens: the queries laid out anew
 
     def repeat(self, queries: Tensor, documents: Tensor, target: Tensor) -> None:
-        q = queries if self.tiles is None else self.tiles.descriptor(queries)
-        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), q, target, *self.arguments)
+        q = (queries,) if self.tiles is None else self.tiles.laid_out(queries)
+        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), *q, target, *self.arguments)
         if self.lost is not None:
             self.lost.repeat(queries, documents, target)
 
@@ -99,7 +113,10 @@ def hopper_scores(
         stages += (split, q.aligned)
     else:
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
-    run = _hopper_wide_kernel if wide else _hopper_scores_kernel if native else _hopper_float32_kernel
+    if native:
+        run = _hopper_wide_kernel if wide else _hopper_scores_kernel
+    else:
+        run = _hopper_wide_float32_kernel if wide else _hopper_float32_kernel
     programs = (processors, 1, 1)
     for first in range(0, d.count, step):
         part = _documents(d, first, min(step, d.count - first))
@@ -124,13 +141,14 @@ def hopper_scores(
             moved = None
             if wide:
                 there = min(2 * here, tiles - 2 * pair)
-                arguments += (config.resident, slices, 2 * pair, there)
+                arguments += (*((config.resident,) if native else ()), slices, 2 * pair, there)
                 if not config.resident:
                     places = (q.starts, q.ends, q_rows, q_kept, 2 * pair, q.count, q.length, q.rows, D, parts,
                               block.bit_length() - 1, q.item, q.row, q.col, q.consecutive, config.BLOCK_D)  # fmt: skip
-                    moved = QueryTiles(places, there, slices, (128, config.BLOCK_D))
+                    halves = {"native": 0, "f16": 1, "f16x3": 2}[precision]
+                    moved = QueryTiles(places, there, slices, (128, config.BLOCK_D), halves)
             kernel = run[programs](
-                TensorDescriptor(part.data, *describe), q.data if moved is None else moved.descriptor(q.data), sums,
+                TensorDescriptor(part.data, *describe), *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
                 *arguments, num_warps=4,
             )  # fmt: skip
         lost = None

@@ -41,7 +41,7 @@ from .hopper_maxima import (
     take,
     take_between,
 )
-from .hopper_slices import of_slices
+from .hopper_slices import of_slices, of_slices_of_halves
 from .hopper_stream import clamped, cut, each_tile, edges_of, enter, fetch, kept_words, next_kept, segment, share
 from .hopper_tile import add_up_four, finish, keep_piece, keep_queries, query_rows, wait_for_four
 
@@ -116,7 +116,7 @@ def _score_partition(
     d_low, d_scale: of float32 tokens the low halves, or None, and the scales of documents; else None.
     SPLIT: out_ptr takes, for `sum_pieces`, what each stream finds of each document in place of its sum.
     slices: of wide tokens how many there are, RESIDENT of the queries in shared memory (all, or 0: they are brought);
-    `tiles` query tiles from first_tile on are scored.
+    `tiles` query tiles from first_tile on are scored. Of float32 ones q_ptr has the scales.
     """
     if d_scale is not None and not PAIRED and HALF == 1:
         return
@@ -156,7 +156,10 @@ def _score_partition(
         )  # fmt: skip
         q_high = None
         q_scale = None
-        if d_scale is not None:
+        if slices is not None and d_scale is not None:
+            slot = (tile - first_tile) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_query))
+            q_scale = gl.load(q_ptr + slot, mask=slot < tiles * ROWS, other=1.0)
+        elif d_scale is not None:
             q_high, q_scale = keep_halves(
                 q_ptr, q_at, q_live, q_col, D, q_tile, d_low is not None, by_row, layout, by_query
             )
@@ -191,7 +194,12 @@ def _score_partition(
                 if d_bits is not None:
                     row = next_kept(d_bits, row, BLOCK_LD)
                     bits = kept_words(d_bits, row, BLOCK_LD // SUB)
-                if slices is not None:
+                if slices is not None and d_scale is not None:
+                    sim = of_slices_of_halves(
+                        q_smem, d_smem, d_low, d_scale, full, empty, step, slices, live, HALF, WINNERS, layout
+                    )
+                    step += slices
+                elif slices is not None:
                     sim = of_slices(q_smem, d_smem, full, empty, step, slices, live, HALF, RESIDENT, layout)
                     step += slices
                 else:

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .arithmetic import column_maximum, halves, maximum, ordered, similarities, unordered
+from .arithmetic import column_maximum, halves, inverse, maximum, ordered, power, similarities, split, unordered
 from .configs import Config, power_of_two
 from .launches import InParts, Launch, Repeatable
 from .lost import LOST_DOCUMENTS, any_lost
@@ -50,7 +50,8 @@ def _best(
     """The largest similarity of each query token over one document's tokens low to high, and the first token that has
     it.
 
-    RESIDENT: q holds the whole query tile; else it is read by slices of D along with the document's.
+    RESIDENT: q holds the whole query tile; else it is read by slices of D along with the document's, and what halves
+    are scaled by is q.
     """
     d = tl.arange(0, BLOCK_D)
     q_ptrs = q_start[:, None] + d[None, :].to(tl.int64) * q_col
@@ -84,12 +85,10 @@ def _best(
                 else:
                     d_tile = tl.load(d_at, mask=d[None, :] < D - c, other=0.0)
                     q_tile = tl.load(q_from, mask=q_live[:, None] & (d[None, :] < D - c), other=0.0)
+                q_rest = q_tile
                 if PRECISION != "native":
-                    q_high, q_rest, q_scale = halves(q_tile)
-                    part = tl.zeros([BLOCK_LD, BLOCK_LQ], tl.float32)
-                    sim += similarities(d_tile, q_high, q_rest, part, PRECISION) * q_scale[None, :]
-                else:
-                    sim = similarities(d_tile, q_tile, q_tile, sim, PRECISION)
+                    q_tile, q_rest = split(q_tile, q)
+                sim = similarities(d_tile, q_tile, q_rest, sim, PRECISION, True)
                 if NORMALIZE:
                     wide = d_tile.to(tl.float32)
                     squares += tl.sum(wide * wide, 1)
@@ -149,8 +148,7 @@ def _score_document(
         BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES,
     )  # fmt: skip
     if PRECISION != "native":
-        if RESIDENT:
-            value = value * q_scale
+        value = value * q_scale
         # inf has no halves, and scaled products may leave float32's range: those are found again by plain products
         lost = valid & ((tl.abs(value) < float("inf")) == 0) & (high > low)
         if tl.max(lost.to(tl.int32), 0) > 0:
@@ -264,6 +262,14 @@ def _scores_kernel(
             q = tl.load(q_ptrs, mask=valid[:, None] & (d[None, :] < D), other=0.0)
         if PRECISION != "native":
             q, q_low, q_scale = halves(q)
+    elif PRECISION != "native":
+        largest = tl.zeros([BLOCK_LQ], tl.float32)
+        for c in range(0, D, BLOCK_D):
+            at = q_ptrs + (begin * 0 + c) * q_col
+            q_tile = tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0)
+            largest = tl.maximum(largest, tl.max(tl.abs(q_tile), 1))
+        q = power(largest)
+        q_scale = inverse(q)
     if NORMALIZE:
         squares = tl.zeros([BLOCK_LQ], tl.float32)
         for c in range(0, D, BLOCK_D):
