@@ -831,6 +831,12 @@ def test_which_backend():
     assert maxsim.backend_for(tokens(1, 32, 128).float(), texts.float()) == "hopper"
     assert maxsim.backend_for(tokens(8, 32, 640), tokens(100, 300, 640)) == "hopper"
     assert maxsim.backend_for(tokens(1, 32, 640), tokens(1000, 300, 640)) == "triton"
+    assert maxsim.backend_for(tokens(8, 1024, 128), pages.view(8, 25, 1024, 128)) == "hopper"
+    assert maxsim.backend_for(tokens(20, 32, 128), texts.view(20, 50, 300, 128)) == "hopper"
+    assert maxsim.backend_for(tokens(20, 32, 128).float(), texts.view(20, 50, 300, 128).float()) == "hopper"
+    assert maxsim.backend_for(tokens(4, 32, 128), texts[:64].view(4, 16, 300, 128)) == "triton"
+    assert maxsim.backend_for(tokens(4, 200, 128), texts[:64].view(4, 16, 300, 128)) == "triton"
+    assert maxsim.backend_for(tokens(1000, 32, 128), texts[:, None]) == "triton"
     mask = torch.arange(300) < torch.randint(0, 300, (1000, 1))
     assert maxsim.backend_for(tokens(128, 32, 128), texts, None, mask, "zero") == "hopper"
     leaf = tokens(128, 32, 128).requires_grad_()

@@ -108,25 +108,30 @@ def _rows(d: Tokens) -> tuple[int, int | None]:
 
 def preferred(problem: Problem) -> bool:
     """Whether this is the fastest for as much work: below, the portable kernels start sooner."""
-    q, d = problem.queries, problem.documents
-    rows = q.count * max(16, q.max_length)
+    q, d, own = problem.queries, problem.documents, problem.per_query
+    rows = (1 if own else q.count) * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
     single = problem.dtype == torch.float32
     if d.width > 256:  # 64 rows are bound by the bytes of the documents, for which the portable kernels do
         return rows > 64 and rows * tokens * d.width >= 1 << 31
     if rows > 64:
-        return rows * tokens >= 1 << (23 if single else 24)
-    size = tokens * d.width
+        # candidates: 4x256 vs 4x32x512 18.6 us, portable 16.8; 16x128 vs 16x100x300 48, 55
+        return rows * tokens >= 1 << ((23 if single else 24) + (own > 0))
+    size, least = tokens * d.width, 1 << 25
+    if own:  # 16x32 vs 16x32x300 14.4 us, portable 14.8; 4096x32 vs 4096x1x300, each another query, 84 and 83
+        if own < 8 or _few(problem, False) is None:
+            return False
+        least = 1 << 24
     if d.ragged and not d.consecutive:
         return False
     if _few(problem, False) is None:
         return single and d.mask is None and not float32_is_exact() and size >= 1 << 27
     if single:
-        return d.count >= 256 and size >= 1 << (25 if d.mask is None else 27)
+        return d.count >= 256 and size >= (least if d.mask is None else 1 << 27)
     if d.mask is not None or d.count < 512:
         return False
     # programs have equal shares, set beforehand: of many equal documents the card deals as well, document by document
-    return (d.ragged or d.count <= 2048) and size >= 1 << 25
+    return (d.ragged or d.count <= 2048) and size >= least
 
 
 def _few(problem: Problem, winners: bool) -> FewConfig | None:

@@ -23,7 +23,7 @@ class Config:
 class HopperConfig:
     """Tiles of the Hopper forward: document rows and columns of one product; tiles on their way to two warpgroups that
     share them, to each of two that do not (float32: to the only one), and, where candidates are scored, of two whose
-    query tiles differ too (0: they share them); of float32 documents the rows that are converted at once, and tiles on
+    query tiles differ too; of float32 documents the rows that are converted at once, and tiles on
     their way to that, likewise. Of tokens wider than BLOCK_D slices of as many columns are on their way, and those of
     the queries too unless all of them, `resident`, stay."""
 
@@ -111,7 +111,7 @@ def hopper_config(D: int) -> HopperConfig:
     if D <= 128:
         return HopperConfig(128, 128, 4, 3, 2)
     if D <= 256:
-        return HopperConfig(64, 256, 3, 2)
+        return HopperConfig(64, 256, 3, 2, 1)
     return HopperConfig(128, 64, 4, resident=5 if D <= 320 else 0)
 
 

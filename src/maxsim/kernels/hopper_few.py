@@ -127,7 +127,7 @@ def _few_partition(
         if K is None:
             tile = 0
             of_query = block_log2
-            at = end
+            at = end  # there are no others
         else:
             tile = tile.to(gl.int32)
             of_query = 7

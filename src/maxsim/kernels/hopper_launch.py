@@ -73,7 +73,7 @@ def hopper_scores(
     queries = q.count
     if per_query:
         queries = 1  # at a time
-        if parts > 1 or not config.own_stages:  # both tiles of a pair are the query's
+        if parts > 1:  # both tiles of a pair are its
             parts += parts % 2
     tiles = parts * queries if parts > 1 else -(-queries * block // 128)
     wide = config.BLOCK_D < D
