@@ -95,6 +95,9 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
     def packed(dtype, count=6, D=128, length=40):
         return maxsim.Packed(tokens(count * length, D, dtype=dtype), range(0, count * length + 1, length))
 
+    def own(dtype):  # documents of two queries
+        return [[tokens(40, 128, dtype=dtype)] * 3] * 2
+
     def train(dtype, q, d, **options):
         def call():
             leaves = [x.requires_grad_() for x in (q(), d())]
@@ -232,6 +235,17 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             ),
             "hopper-float32-matches": dense(
                 tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), function=maxsim.matches
+            ),
+            "hopper-candidates": dense(tokens(4, 100, 128), tokens(4, 5, 300, 128)),
+            "hopper-candidates-pages": dense(tokens(4, 300, 128, dtype=brain), tokens(4, 5, 300, 128, dtype=brain)),
+            "hopper-candidates-matches": dense(
+                tokens(2, 100, 128), own(half), None, torch.ones(240, dtype=torch.bool), function=maxsim.matches
+            ),
+            "hopper-candidates-float32": dense(tokens(2, 100, 128, dtype=single), own(single)),
+            "hopper-few-candidates": dense(tokens(4, 32, 128), tokens(4, 5, 300, 128)),
+            "hopper-few-candidates-ragged": dense(tokens(2, 32, 128), own(half)),
+            "hopper-few-candidates-float32": dense(
+                tokens(4, 64, 128, dtype=single), tokens(4, 5, 300, 128, dtype=single), function=maxsim.matches
             ),
         }
     return known

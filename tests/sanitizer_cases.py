@@ -39,6 +39,10 @@ def cases() -> Iterator[Callable[[], object]]:
         (tokens(3, 100, 128, dtype=single), packed32, None),
         (tokens(1, 20, 128, dtype=single), packed32, None),
         (tokens(3, 140, 200, dtype=single), tokens(3, 70, 200, dtype=single), None),
+        (tokens(3, 20, 128), tokens(3, 4, 70, 128), None),
+        (tokens(3, 100, 128), tokens(3, 4, 70, 128), torch.rand(3, 4, 70, device="cuda") < 0.5),
+        (tokens(3, 300, 128), [[tokens(40, 128), tokens(0, 128), tokens(90, 128)]] * 3, None),
+        (tokens(3, 100, 128, dtype=single), tokens(3, 4, 70, 128, dtype=single), None),
     ]
     backends = ["triton", "hopper"] if torch.cuda.get_device_capability() == (9, 0) else ["triton"]
     for backend in backends:

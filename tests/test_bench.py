@@ -548,6 +548,13 @@ def test_a_case_named_twice_is_run_once():
     assert found == [case.name for case in cases.SUITES["cpu"]] + [TINY]
 
 
+@pytest.mark.parametrize("wrong", [("--seconds", "-1"), ("--seconds", "0"), ("--threads", "-2")])
+def test_no_time_and_no_threads_are_refused(capsys, wrong):
+    with pytest.raises(SystemExit):
+        cli.main([TINY, "--device", "cpu", *wrong])
+    assert f"{wrong[0]} must be more than 0, got {wrong[1]}" in capsys.readouterr().err
+
+
 def test_a_broken_device_is_left_behind_with_its_contender(monkeypatch, tmp_path):
     class Replaced(Exception):
         pass

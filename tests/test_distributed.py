@@ -301,6 +301,30 @@ def test_autograd(two, check, method):
     two.run(check, method)
 
 
+def on_compiled(method: str) -> None:
+    """A function that is compiled calls what is not traced, forward and backward, with the results it has alone."""
+    q, d, scores = plain(method)
+    scores.logsumexp(1).sum().backward()
+    wanted = [scores.detach(), q.grad, d.grad]
+
+    @torch.compile(backend="aot_eager")
+    def loss(q: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = score(q * 1, d * 1, method=method)
+        return scores, mean(scores.logsumexp(1)) + 0 * offset(len(d))
+
+    others = q.detach().requires_grad_(), d.detach().requires_grad_()
+    again, total = loss(*others)
+    assert torch.equal(again, wanted[0])
+    total.backward()
+    for found, want in zip(others, wanted[1:], strict=True):
+        torch.testing.assert_close(found.grad * len(q), want)  # equally many queries everywhere
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_compiled(two, method):
+    two.run(on_compiled, method)
+
+
 # Failures
 
 
@@ -326,6 +350,7 @@ def on_wrong_arguments(method: str) -> None:
     told(lambda: score(q, d, backend=served if wrong else None, method=method), 1, maxsim.UnsupportedError, served)
     told(lambda: score(q, d[:, None] if wrong else d, method=method), 1, ValueError, "candidates")
     told(lambda: score(q, d, method="star" if wrong else method), 1, ValueError, "star")
+    told(lambda: offset(-2 if wrong else 2), 1, ValueError, "-2")
     plain(method)
 
 
@@ -349,6 +374,8 @@ def on_disagreement(method: str) -> None:
     first, second = (score(q, each, method=method) for each in (d, 2 * d))
     with pytest.raises(RuntimeError, match="of different calls"):
         (second if wrong else first).sum().backward()
+    with pytest.raises(RuntimeError, match="not at the same step"):
+        offset(2) if wrong else mean(torch.ones(2))
     plain(method)
 
 
@@ -444,6 +471,9 @@ def test_without_a_group():
     with pytest.raises(ValueError, match="candidates"):
         score(q, d[None].expand(2, 4, 5, D))
     assert offset(4) == 0
+    for wrong in (-2, 1.5, True):
+        with pytest.raises(ValueError, match="count must be"):
+            offset(wrong)
     assert mean(torch.tensor([1.0, 3.0])) == 2
     assert mean(torch.zeros(0)) == 0
 

@@ -176,9 +176,9 @@ def test_missing_models_and_packages(model, tmp_path, monkeypatch):
             encode.load()
     for module in ("transformers", "transformers.utils"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(EncoderError, match="pip install transformers"):
+    with pytest.raises(EncoderError, match=r"pip install transformers \(.*transformers"):
         encode.load(str(model))
-    with pytest.raises(EncoderError, match="pip install transformers"):
+    with pytest.raises(EncoderError, match=r"pip install transformers \(.*transformers"):
         encode.load("some/name")
 
 

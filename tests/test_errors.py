@@ -151,6 +151,7 @@ CASES = {
     "pairs candidates": (lambda: maxsim.score_pairs(Q, D[None]), ValueError, ["score_pairs", "candidates"]),
     "topk candidates": (lambda: maxsim.topk(Q, torch.ones(2, 5, 6, 4), 3), ValueError, ["topk", "candidates"]),
     "k no integer": (lambda: maxsim.topk(Q, D, 1.5), TypeError, ["k must be a whole number", "float", "1.5"]),
+    "k a bool": (lambda: maxsim.topk(Q, D, True), TypeError, ["k", "whole number", "bool"]),
     "k negative": (lambda: maxsim.topk(Q, D, -1), ValueError, ["k", "-1"]),
     "backend name": (lambda: maxsim.score(Q, D, backend="gpu"), ValueError, ["'hopper'", "'triton'", "'cpu'", "'gpu'"]),
     "backend for": (lambda: maxsim.backend_for(Q, D.half()), TypeError, ["float16"]),

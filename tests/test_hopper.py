@@ -3,6 +3,8 @@ layout it serves, at the sizes where its tiles, streams and sums turn."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from budget import check, plain_scores, scores_scale, true_scores
@@ -375,6 +377,131 @@ def test_repeated_wide_calls_and_graphs(NQ, LQ, D):
     want = maxsim.score(q, d, backend="triton")
     assert torch.equal(got, want)
     assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "D"),
+    [(dtype, D) for dtype in HALVES for D in (48, 128, 136, 256)] + [(torch.float32, D) for D in (64, 128)],
+)
+@pytest.mark.parametrize("LQ", [1, 32, 50, 100, 129, 300])
+def test_candidates(dtype, D, LQ):
+    for NQ, K, LD in ((3, 1, 70), (1, 40, 33), (70, 3, 129), (5, 60, 128)):
+        same(tokens(NQ, LQ, D, dtype=dtype), tokens(NQ, K, LD, D, dtype=dtype, seed=1))
+    assert maxsim.score(tokens(3, LQ, D, dtype=dtype), tokens(3, 0, 20, D, dtype=dtype)).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("LQ", [20, 64, 100, 128, 200, 600])
+@pytest.mark.parametrize(("NQ", "K"), [(1, 300), (9, 1), (9, 60), (100, 7)])
+def test_ragged_candidates(NQ, K, LQ, dtype):
+    """Empty ones too, and masked tokens, and queries of any form; a score has the bits it has among others."""
+    d = packed(lengths(NQ * K, 200, LQ), 128, dtype)
+    offsets = d.offsets.tolist()
+    documents = [d.tokens[low:high] for low, high in pairwise(offsets)]
+    documents = [documents[n * K : n * K + K] for n in range(NQ)]
+    q = tokens(NQ, LQ, 128, dtype=dtype)
+    got = same(q, documents)
+    every = maxsim.score(q, d, backend="hopper").view(NQ, NQ, K)
+    assert torch.equal(got, every.diagonal().T)
+    generator = torch.Generator().manual_seed(2)
+    q_mask, kept = torch.rand(NQ, LQ, generator=generator) < 0.5, torch.rand(len(d.tokens), generator=generator) < 0.6
+    q_mask[NQ // 2] = False
+    same(q, documents, q_mask.cuda())
+    d.tokens[~kept.cuda()] = NAN
+    for masked in ("exclude", "zero"):
+        assert not torch.isnan(same(q, documents, q_mask.cuda(), kept.cuda(), masked=masked)).any()
+    sizes = lengths(NQ, LQ, 12)
+    same(packed(sizes, 128, dtype), documents, None, kept.cuda())
+
+
+@pytest.mark.parametrize("LQ", [30, 100, 300])
+def test_candidates_wherever_they_lie(LQ):
+    whole = tokens(6, 10, 90, 256, seed=5)
+    q = tokens(6, LQ, 128, seed=6)
+    mask = torch.rand(6, 10, 90, generator=torch.Generator().manual_seed(6)).cuda() < 0.5
+    same(q, whole[..., :128].contiguous(), None, mask)
+    same(q, whole[..., :128], None, mask, masked="zero")
+    for d in (whole[..., 128:], whole[:, :, 7:60, :128], whole[:, :1, :, :128], whole[:, 3:4, 5:, :128]):
+        assert torch.equal(same(q, d), maxsim.score(q, d.contiguous(), backend="hopper"))
+    same(q[:1], whole[:1, 2:9, :, :128])
+    same(q.expand(6, LQ, 128).permute(1, 0, 2).contiguous().permute(1, 0, 2), whole[..., :128])
+    for apart in (whole[:, ::3, :, :128], whole[:1, :, :, :128].expand(6, 10, 90, 128)):
+        with pytest.raises(UnsupportedError, match="distance"):
+            maxsim.score(q, apart, backend="hopper")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("LQ", [30, 100, 300])
+def test_pairs_of_one_query_with_one_document(LQ, dtype):
+    q, d = tokens(300, LQ, 128, dtype=dtype), tokens(300, 90, 128, dtype=dtype, seed=1)
+    want = maxsim.score_pairs(q, d, backend="triton")
+    assert torch.equal(maxsim.score_pairs(q, d, backend="hopper"), want)
+    assert torch.equal(maxsim.score(q, d[:, None], backend="hopper"), want[:, None])
+    ragged = packed(lengths(300, 200), 128, dtype)
+    assert torch.equal(maxsim.score_pairs(q, ragged, backend="hopper"), maxsim.score_pairs(q, ragged, backend="triton"))
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("LQ", [30, 100, 300])
+def test_candidates_that_are_not_finite(LQ, precision):
+    torch.set_float32_matmul_precision(precision)
+    for dtype in (torch.float16, torch.float32):
+        q, d = tokens(7, LQ, 128, dtype=dtype), tokens(7, 30, 90, 128, dtype=dtype, seed=1)
+        d[0, 3, 5, 6], d[2, 29, 0, 0], d[6, 0, 89, 127], d[4, :, 7] = NAN, INF, -INF, INF
+        same(q, d)
+        same(-torch.ones_like(q), torch.full_like(d, INF))
+    q[3] *= 1e25
+    for _ in range(2):
+        same(q, d * 1e25)
+
+
+def test_gradients_of_candidates():
+    for dtype in (torch.bfloat16, torch.float32):
+        for LQ in (30, 100, 300):
+            q, d = tokens(6, LQ, 128, dtype=dtype), tokens(6, 9, 150, 128, dtype=dtype, seed=1)
+            mask = torch.rand(6, 9, 150, generator=torch.Generator().manual_seed(1)).cuda() < 0.7
+            upstream = tokens(6, 9, seed=5).float()
+            found = []
+            for backend in ("hopper", "triton"):
+                leaves = [q.clone().requires_grad_(), d.clone().requires_grad_()]
+                scores = maxsim.score(*leaves, None, mask, backend=backend)
+                found.append(torch.autograd.grad(scores, leaves, upstream))
+            for got, want in zip(*found, strict=True):
+                assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("LQ", [32, 128, 300])
+def test_repeated_calls_with_candidates_and_graphs(LQ):
+    q, d = tokens(9, LQ, 128), tokens(9, 50, 200, 128, seed=1)
+    want = maxsim.score(q, d, backend="triton")
+    for _ in range(3):
+        assert torch.equal(maxsim.score(q, d, backend="hopper"), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = maxsim.score(q, d, backend="hopper")
+    for x, seed in ((q, 3), (d, 2)):
+        x.copy_(tokens(*x.shape, seed=seed))
+    graph.replay()
+    assert torch.equal(got, maxsim.score(q, d, backend="triton"))
+    assert torch.equal(got, maxsim.score(q, d, backend="hopper"))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_random_candidates(data):
+    dtype = data.draw(st.sampled_from([torch.float16, torch.float32]))
+    NQ, K, LQ = (data.draw(st.integers(1, most)) for most in (40, 30, 300))
+    sizes = data.draw(st.lists(st.integers(0, 260), min_size=NQ * K, max_size=NQ * K))
+    if not sum(sizes):
+        sizes[0] = 1
+    seed = data.draw(st.integers(0, 2**20))
+    q, d = tokens(NQ, LQ, 128, dtype=dtype, seed=seed), packed(sizes, 128, dtype, seed=seed + 1)
+    offsets = d.offsets.tolist()
+    documents = [d.tokens[low:high] for low, high in pairwise(offsets)]
+    mask = None
+    if data.draw(st.booleans()):
+        mask = torch.rand(len(d.tokens), generator=torch.Generator().manual_seed(seed)).cuda() < 0.5
+    same(q, [documents[n * K : n * K + K] for n in range(NQ)], None, mask)
 
 
 def test_query_masks_and_ragged_queries():
@@ -815,6 +942,12 @@ def test_which_backend():
         assert maxsim.backend_for(q, d[:5]) == "triton"
         assert maxsim.backend_for(q[:1], d.repeat(30, 1, 1)) == "hopper"
         assert maxsim.backend_for(q[:1], d.repeat(30, 1, 1), None, torch.ones(30 * count, 300) > 0) == "triton"
+    assert maxsim.backend_for(tokens(8, 1024, 128), pages.view(8, 25, 1024, 128)) == "hopper"
+    assert maxsim.backend_for(tokens(20, 32, 128), texts.view(20, 50, 300, 128)) == "hopper"
+    assert maxsim.backend_for(tokens(20, 32, 128).float(), texts.view(20, 50, 300, 128).float()) == "hopper"
+    assert maxsim.backend_for(tokens(4, 32, 128), texts[:64].view(4, 16, 300, 128)) == "triton"
+    assert maxsim.backend_for(tokens(4, 200, 128), texts[:64].view(4, 16, 300, 128)) == "triton"
+    assert maxsim.backend_for(tokens(1000, 32, 128), texts[:, None]) == "triton"
     mask = torch.arange(300) < torch.randint(0, 300, (1000, 1))
     assert maxsim.backend_for(tokens(128, 32, 128), texts, None, mask, "zero") == "hopper"
     leaf = tokens(128, 32, 128).requires_grad_()
@@ -829,7 +962,9 @@ def test_which_backend():
     ("what", "reason"),
     [
         ("normalize", "normalise"),
-        ("candidates", "pairs or candidates"),
+        ("wide candidates", "256"),
+        ("wide float32 candidates", "128"),
+        ("very many candidates", "at most 5"),
         ("unaligned", "16 bytes"),
         ("columns", "contiguous"),
         ("no rows", "rows"),
@@ -841,13 +976,20 @@ def test_which_backend():
         ("strided mask", "mask"),
     ],
 )
-def test_what_it_does_not_serve(what, reason):
+def test_what_it_does_not_serve(what, reason, monkeypatch):
+    from maxsim.backends import hopper
+
     q, d = tokens(4, 32, 64), tokens(5, 20, 64)
     options: dict = {}
     if what == "normalize":
         options = {"normalize": True}
-    elif what == "candidates":
-        d = tokens(4, 3, 20, 64)
+    elif what == "wide candidates":
+        q, d = tokens(4, 32, 264), tokens(4, 3, 20, 264)
+    elif what == "wide float32 candidates":
+        q, d = tokens(4, 32, 136).float(), tokens(4, 3, 20, 136).float()
+    elif what == "very many candidates":
+        q, d = tokens(2, 300, 64), tokens(2, 3, 20, 64)
+        monkeypatch.setattr(hopper, "PARTS_BYTES", 80)
     elif what == "unaligned":
         d = tokens(5 * 20 * 64 + 1)[1:].view(5, 20, 64)
     elif what == "columns":
@@ -870,6 +1012,13 @@ def test_what_it_does_not_serve(what, reason):
         maxsim.score(q, d, backend="hopper", **options)
     if what != "long query":
         maxsim.score(q, d, **options)  # another serves it
+
+
+def test_chosen_pairs_are_not_served():
+    q, d, pairs = tokens(4, 32, 64), tokens(5, 20, 64), torch.tensor([[0, 1]])
+    with pytest.raises(UnsupportedError, match="chosen pairs"):
+        maxsim.score_pairs(q, d, pairs, backend="hopper")
+    maxsim.score_pairs(q, d, pairs)
 
 
 def test_long_documents_have_wide_winners():

@@ -161,6 +161,7 @@ def test_one_query(corpus):
     [
         (A, -1, ValueError, "negative"),
         (A, 1.5, TypeError, "^k must be a whole number, got float: 1.5"),
+        (A.to("meta"), 1, ValueError, "meta tensor"),
         (A[:, :7], 1, ValueError, "width 8"),
         ([A, A[:, :7]], 1, ValueError, r"queries\[1\].*width 8"),
         (A[0], 1, ValueError, r"\[LQ, D\]"),

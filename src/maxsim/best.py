@@ -58,6 +58,8 @@ def topk(
 def check_k(k: object) -> int:
     """k as Python's int; TypeError or ValueError for anything else than a whole number of at least 0."""
     try:
+        if isinstance(k, bool):
+            raise TypeError
         number = operator.index(k)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"k must be a whole number, got {type(k).__name__}: {k!r}") from None

@@ -105,8 +105,8 @@ class TransformerEncoder:
     ) -> None:
         try:
             from transformers import AutoModel, AutoTokenizer
-        except ImportError:
-            raise EncoderError(f"the model {name!r} needs the package transformers: pip install transformers") from None
+        except ImportError as error:
+            raise _missing(name, "transformers", error) from None
         folder = Path(source, "0_Transformer")  # where older sentence-transformers models keep it
         source = str(folder) if folder.is_dir() else source
         if Path(source).is_dir() and not Path(source, "config.json").is_file():
@@ -202,8 +202,8 @@ class PylateEncoder:
     def __init__(self, name: str, source: str, device: torch.device, local: bool) -> None:
         try:
             from pylate import models
-        except ImportError:
-            raise EncoderError(f"the model {name!r} needs the package pylate: pip install pylate") from None
+        except ImportError as error:
+            raise _missing(name, "pylate", error) from None
         try:
             self._model = models.ColBERT(source, device=str(device), local_files_only=local)
         except (OSError, ValueError) as error:
@@ -278,8 +278,8 @@ def _hub_answers(source: str) -> bool:
     try:
         import transformers  # noqa: F401 - brings the hub's client
         from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    except ImportError:
-        raise EncoderError(f"the model {source!r} needs the package transformers: pip install transformers") from None
+    except ImportError as error:
+        raise _missing(source, "transformers", error) from None
     try:
         get_hf_file_metadata(hf_hub_url(source, "config.json"))
     except Exception as error:  # of whichever HTTP library the hub's client uses
@@ -330,6 +330,11 @@ def _quiet(local: bool) -> Iterator[None]:
     finally:
         if silence:
             logging.enable_progress_bar()
+
+
+def _missing(model: str, package: str, error: ImportError) -> EncoderError:
+    """The package is not there, or something that it needs itself is not: the error says which."""
+    return EncoderError(f"the model {model!r} needs the package {package}: pip install {package} ({error})")
 
 
 def _first_line(error: Exception) -> str:

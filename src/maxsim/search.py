@@ -132,4 +132,6 @@ def _convert(tensor: Tensor, store: Store, what: str) -> Tensor:
         raise TypeError(f"{what} must hold floats, got {tensor.dtype}")
     if tensor.ndim == 0 or tensor.shape[-1] != store.dim:
         raise ValueError(f"{what} must have the corpus' width {store.dim}, got shape {list(tensor.shape)}")
+    if tensor.is_meta:
+        raise ValueError(f"{what} must hold values, got a meta tensor")
     return tensor.detach().to(store.device, store.dtype)

@@ -20,6 +20,7 @@ from ..kernels.configs import (
 from ..kernels.hopper_few import hopper_few
 from ..kernels.hopper_launch import hopper_scores
 from ..kernels.launches import Repeatable
+from ..kernels.scores import PARTS_BYTES
 from ..layout import Problem, Tokens
 from ..precision import float32_is_exact
 from ..result import Scored
@@ -49,9 +50,15 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
     if problem.normalize:
         why.append("does not normalise")
-    if not problem.grid:
-        why.append("scores every query with every document, not pairs or candidates")
     q = problem.queries
+    if problem.pairs is not None:
+        why.append("scores every query with every document or with its own candidates, not chosen pairs")
+    widest = 128 if problem.dtype == torch.float32 else 256
+    if problem.per_query and d.width > widest:
+        why.append(f"serves {problem.dtype} candidates of width 1 to {widest}, not {d.width}")
+    most = PARTS_BYTES // (8 * max(1, -(-q.max_length // 256)))
+    if problem.per_query and d.count > most:
+        why.append(f"serves at most {most} candidates of queries of {q.max_length} tokens, not {d.count}")
     if q.max_length > MOST_TOKENS:
         why.append(f"serves at most {MOST_TOKENS} tokens a query")
     if q.ragged and q.count > 1 and q.max_length == q.data.shape[0]:  # offsets on the card: any may be the longest
@@ -86,6 +93,13 @@ def _rows(d: Tokens) -> tuple[int, int | None]:
     if count == 1 or length == 0:
         return length, length
     item, row = d.data.stride()[-3:-1]
+    if d.data.ndim == 4:  # candidates of each query
+        queries, K = d.data.shape[:2]
+        group = d.data.stride()[0]
+        if K == 1:
+            item = group
+        elif queries > 1 and group != K * item:
+            return length, None
     if row <= 0 or item % row:
         return length, None
     return (count - 1) * (item // row) + length, item // row
@@ -93,8 +107,8 @@ def _rows(d: Tokens) -> tuple[int, int | None]:
 
 def preferred(problem: Problem) -> bool:
     """Whether this is the fastest for as much work: below, the portable kernels start sooner."""
-    q, d = problem.queries, problem.documents
-    rows = q.count * max(16, q.max_length)
+    q, d, own = problem.queries, problem.documents, problem.per_query
+    rows = (1 if own else q.count) * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
     single = problem.dtype == torch.float32
     if single and d.width > 128:  # 4x32 vs 200x300 of width 256 at `highest`: 72 TFLOP/s, portable 29; 1x32: 35 and 33
@@ -103,24 +117,29 @@ def preferred(problem: Problem) -> bool:
     if d.width > 256:  # 64 rows are bound by the bytes of the documents, for which the portable kernels do
         return rows > 64 and rows * tokens * d.width >= 1 << 31
     if rows > 64:
-        return rows * tokens >= 1 << (23 if single else 24)
-    size = tokens * d.width
+        # candidates: 4x256 vs 4x32x512 18.6 us, portable 16.8; 16x128 vs 16x100x300 48, 55
+        return rows * tokens >= 1 << ((23 if single else 24) + (own > 0))
+    size, least = tokens * d.width, 1 << 25
+    if own:  # 16x32 vs 16x32x300 14.4 us, portable 14.8; 4096x32 vs 4096x1x300, each another query, 84 and 83
+        if own < 8 or _few(problem, False) is None:
+            return False
+        least = 1 << 24
     if d.ragged and not d.consecutive:
         return False
     if _few(problem, False) is None:
         return single and d.mask is None and not float32_is_exact() and size >= 1 << 27
     if single:
-        return d.count >= 256 and size >= 1 << (25 if d.mask is None else 27)
+        return d.count >= 256 and size >= (least if d.mask is None else 1 << 27)
     if d.mask is not None or d.count < 512:
         return False
     # programs have equal shares, set beforehand: of many equal documents the card deals as well, document by document
-    return (d.ragged or d.count <= 2048) and size >= 1 << 25
+    return (d.ragged or d.count <= 2048) and size >= least
 
 
 def _few(problem: Problem, winners: bool) -> FewConfig | None:
     """The tiles where the kernel for few query rows serves."""
     q = problem.queries
-    rows = q.count * max(16, power_of_two(q.max_length))
+    rows = (1 if problem.per_query else q.count) * max(16, power_of_two(q.max_length))
     if problem.dtype == torch.float32:
         return few_float32_config(q.width, rows)
     return few_config(q.width, rows, winners)
@@ -131,6 +150,7 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     out = outputs(problem, winners, maxima)
     rows, item = _rows(d)
     _, processors = _card(problem.device)
+    own = problem.per_query
     precision, config, few = "native", hopper_config(q.width), _few(problem, winners)
     if problem.dtype == torch.float32:
         precision = "f16x3" if float32_is_exact() else "f16"
@@ -138,9 +158,11 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     with on_device(problem.device):
         launch: Repeatable | None
         if few is not None:
-            launch = hopper_few(side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, few)
+            launch = hopper_few(
+                side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, few, own
+            )
         else:
             launch = hopper_scores(
-                side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, config
+                side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, config, own
             )
     return Scored(*out, again(launch, problem))

@@ -119,6 +119,9 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
             f"{program}: {large} is meant for a GPU and would take very long on this CPU; take the suite cpu, or name "
             "a case by itself to have it all the same\n",
         )
+    for what in ("seconds", "threads"):
+        if (given := getattr(options, what)) is not None and given <= 0:
+            parser.error(f"--{what} must be more than 0, got {given:g}")
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,9 +22,27 @@ from .talk import Step, Talk
 
 __all__ = ["mean", "offset", "score"]
 
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
 _METHODS: dict[str, type[Gather] | type[Ring]] = {"gather": Gather, "ring": Ring}
 
 
+def _untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A call that `torch.compile` leaves as it is: talk between ranks is nothing for a graph."""
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if torch.compiler.is_compiling():
+            # at import this would load half of PyTorch
+            untraced: Callable[_P, _T] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+            return untraced(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_untraced
 def score(
     queries: TokensLike,
     documents: TokensLike,
@@ -120,6 +142,7 @@ def score(
     return differentiable(q, d, transport, places)
 
 
+@_untraced
 def mean(losses: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The loss of this rank whose gradient, averaged over ranks as DDP and FSDP do, is that of the mean over the
     queries of all ranks, however many each has: `losses.sum() · W / N` for W ranks with N queries in all.
@@ -130,24 +153,36 @@ def mean(losses: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 
     Returns:
         A scalar. Its average over ranks is the mean over all queries.
+
+    Raises:
+        RuntimeError: another rank failed, or is at another step.
     """
     talk = _talk(group, None if losses.device.type == "cpu" else losses)
-    counts = [[losses.numel()]] if talk is None else talk.agree(Step.COUNTS, [losses.numel()])
+    counts = [[losses.numel()]] if talk is None else talk.agree(Step.MEAN, [losses.numel()])
     total = sum(count for count, *_ in counts)
     return losses.sum() * (len(counts) / total if total else 0.0)
 
 
+@_untraced
 def offset(count: int, group: dist.ProcessGroup | None = None) -> int:
     """Where the columns of this rank's documents begin in the result of `score`: the documents of the ranks before it.
 
     Args:
         count: this rank's number of documents.
         group: as for `score`. Without an initialised one the answer is 0.
+
+    Raises:
+        ValueError: a count that is no integer of at least 0.
+        RuntimeError: another rank failed, or is at another step.
     """
+    right = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+    failure = None if right else ValueError(f"count must be an integer of at least 0, got {count!r}")
     talk = _talk(group, None)
-    if talk is None:
-        return 0
-    return sum(before for before, *_ in talk.agree(Step.COUNTS, [count])[: talk.rank])
+    if talk is not None:
+        return sum(before for before, *_ in talk.agree(Step.OFFSET, [count] if right else [], failure)[: talk.rank])
+    if failure is not None:
+        raise failure
+    return 0
 
 
 def _talk(group: dist.ProcessGroup | None, on: Problem | Tensor | None) -> Talk | None:

@@ -29,7 +29,8 @@ class Step(IntEnum):
     SCORED = 3
     BACKWARD = 4
     GRADIENTS = 5
-    COUNTS = 6
+    MEAN = 6
+    OFFSET = 7
 
 
 class Talk:

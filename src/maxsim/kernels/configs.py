@@ -22,14 +22,16 @@ class Config:
 @dataclass(frozen=True)
 class HopperConfig:
     """Tiles of the Hopper forward: document rows and columns of one product; tiles on their way to two warpgroups that
-    share them, and to each of two that do not (float32: to the only one); of float32 documents the rows that are
-    converted at once, and tiles on their way to that, likewise. Of tokens wider than BLOCK_D slices of as
-    many columns are on their way, and those of the queries too unless all of them, `resident`, stay."""
+    share them, to each of two that do not (float32: to the only one), and, where candidates are scored, of two whose
+    query tiles differ too; of float32 documents the rows that are converted at once, and tiles on
+    their way to that, likewise. Of tokens wider than BLOCK_D slices of as many columns are on their way, and those of
+    the queries too unless all of them, `resident`, stay."""
 
     BLOCK_LD: int
     BLOCK_D: int
     stages: int
     unpaired_stages: int = 0
+    own_stages: int = 0
     BLOCK_RAW: int = 0
     raw_stages: int = 0
     unpaired_raw_stages: int = 0
@@ -112,11 +114,11 @@ def hopper_config(D: int) -> HopperConfig:
     """The tiles for float16 and bfloat16 tokens of width D."""
     # 128 document tokens, or the two operands cannot be read from shared memory as fast as they multiply
     if D <= 64:
-        return HopperConfig(128, 64, 8, 5)
+        return HopperConfig(128, 64, 8, 5, 5)
     if D <= 128:
-        return HopperConfig(128, 128, 4, 3)
+        return HopperConfig(128, 128, 4, 3, 2)
     if D <= 256:
-        return HopperConfig(64, 256, 3, 2)
+        return HopperConfig(64, 256, 3, 2, 1)
     return HopperConfig(128, 64, 4, resident=5 if D <= 320 else 0)
 
 
@@ -150,13 +152,13 @@ def few_float32_config(D: int, rows: int) -> FewConfig | None:
 def hopper_float32_config(D: int, precision: str, winners: bool) -> HopperConfig:
     """The tiles for float32 tokens of width D at a precision of `similarities`."""
     if D > 128:  # as measured, all rings of 2 or 3 raw tiles and of 2 to 4 stages take the same
-        return HopperConfig(64, WIDE_FLOAT32, 2 if precision == "f16x3" else 4, 0, 64, 3)
+        return HopperConfig(64, WIDE_FLOAT32, 2 if precision == "f16x3" else 4, BLOCK_RAW=64, raw_stages=3)
     BLOCK_D = 64 if D <= 64 else 128
     if precision == "f16x3":
-        return HopperConfig(64, BLOCK_D, 4, 4, 32, 1, 2)
+        return HopperConfig(64, BLOCK_D, 4, 4, 4, 32, 1, 2)
     if winners:  # those of 128 columns do not fit the registers
-        return HopperConfig(64, BLOCK_D, 4, 4, 64, 2, 2)
-    return HopperConfig(128, BLOCK_D, 3, 2, 64, 1, 2)
+        return HopperConfig(64, BLOCK_D, 4, 4, 4, 64, 2, 2)
+    return HopperConfig(128, BLOCK_D, 3, 2, 2, 64, 1, 2)
 
 
 def gradient_config(D: int) -> GradientConfig:

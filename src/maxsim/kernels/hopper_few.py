@@ -106,37 +106,48 @@ def _few_partition(
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
-    BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
 ):  # fmt: skip
-    """A warpgroup: scores a stream's documents against all query rows."""
+    """A warpgroup: scores a stream's documents against all query rows. K: each query has as many documents of its own,
+    and they are scored against its rows."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LQ, 16]
     )
     by_row: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    q_at, _, q_live = query_tokens(
-        gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(1, by_row)), 0, 1, q_starts, q_ends, q_kept_rows, q_kept,
-        NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
-    )  # fmt: skip
     token = gl.arange(0, BLOCK_LD, layout=gl.SliceLayout(1, layout))
-    q_scale = None
-    if d_smem.dtype != gl.float32:
-        keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem.index(0), by_row, Q_ALIGNED)
-    else:
-        q_scale = store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, layout)
+    if d_smem.dtype == gl.float32:
         token = token_of(token)
-    fence_async_shared()
-    thread_barrier()
-    _, column, valid = query_tokens(
-        gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(0, layout)), 0, 1, q_starts, q_ends, q_kept_rows, q_kept,
-        NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
-    )  # fmt: skip
-    at = cut(stream, streams, 1, ND, TD, starts, BY_TOKENS, 4)
-    end = cut(stream + 1, streams, 1, ND, TD, starts, BY_TOKENS, 4)
-    _, doc, last = segment(at, end, ND)
     none = gl.full([BLOCK_LD, BLOCK_LQ], float("-inf"), gl.float32, layout)
     nowhere = gl.full([BLOCK_LD, BLOCK_LQ], NOWHERE, gl.int32, layout)
+    at = cut(stream, streams, 1, ND, TD, starts, BY_TOKENS, 4)
+    end = cut(stream + 1, streams, 1, ND, TD, starts, BY_TOKENS, 4)
     step = 0
-    if at < end:
+    while at < end:
+        tile, doc, last = segment(at, end, 1, ND, K)
+        if K is None:
+            tile = 0
+            of_query = block_log2
+            at = end  # there are no others
+        else:
+            tile = tile.to(gl.int32)
+            of_query = 7
+            at += last - doc
+            thread_barrier()  # no warp multiplies by the query before
+        q_at, _, q_live = query_tokens(
+            gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(1, by_row)), tile, 1, q_starts, q_ends, q_kept_rows, q_kept,
+            NQ, LQ, TQ, q_item, q_row, of_query, Q_CONSECUTIVE, K,
+        )  # fmt: skip
+        q_scale = None
+        if d_smem.dtype != gl.float32:
+            keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem.index(0), by_row, Q_ALIGNED)
+        else:
+            q_scale = store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, layout)
+        fence_async_shared()
+        thread_barrier()
+        _, column, valid = query_tokens(
+            gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(0, layout)), tile, 1, q_starts, q_ends, q_kept_rows, q_kept,
+            NQ, LQ, TQ, q_item, q_row, of_query, Q_CONSECUTIVE, K,
+        )  # fmt: skip
         start, end_row = fetch(doc, last, starts, ends)
         first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
         while doc < last:
@@ -206,7 +217,7 @@ def _hopper_few_kernel(
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps,
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, HALVES: gl.constexpr,
-    BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
 ):  # fmt: skip
     """HALVES: of a query token, one of float32 or two; else it is as it comes, and this is 1."""
     q_type: gl.constexpr = gl.float16 if d_desc.dtype == gl.float32 else d_desc.dtype
@@ -226,10 +237,10 @@ def _hopper_few_kernel(
             stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K)),
         (_load_partition, (
             stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, True, 0, BLOCK_LD, STAGES, False, True)),
+            BY_TOKENS, True, 0, BLOCK_LD, STAGES, False, True, K)),
     ], [1], [40])  # fmt: skip
 
 
@@ -243,11 +254,13 @@ def hopper_few(
     precision: str,
     masked_zero: bool,
     config: FewConfig,
+    per_query: int = 0,
 ) -> HopperLaunch | None:
-    """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows."""
+    """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows, or with documents of its
+    own each one."""
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
-    block = max(16, power_of_two(q.length))
+    block = config.BLOCK_LQ if per_query else max(16, power_of_two(q.length))
     layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
     programs = (min(processors * config.programs, d.count), 1, 1)
     starts, ends, bits, gaps = d.starts, d.ends, None, None
@@ -262,7 +275,7 @@ def hopper_few(
         q.rows, d_rows, D, block.bit_length() - 1, q.item, q.row, q.col, d_item,
         0 if out.winners is None else out.winners.shape[1],
         q.consecutive, q.aligned, d.consecutive, 2 if precision == "f16x3" else 1,
-        config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages,
+        config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages, per_query or None,
     )  # fmt: skip
     kernel = _hopper_few_kernel[programs](
         TensorDescriptor(d.data, *describe), q.data, out.scores, *arguments, num_warps=4, maxnreg=config.registers
@@ -270,7 +283,8 @@ def hopper_few(
     lost = None
     if precision != "native":
         lost = score_lost(
-            q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, precision, masked_zero, processors
-        )
+            q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, 1, precision, masked_zero, processors,
+            per_query,
+        )  # fmt: skip
     plain = q.mask is None and d.mask is None and out.winners is None
     return HopperLaunch(kernel, programs, describe, arguments, lost) if plain else None

@@ -21,13 +21,13 @@ from .hopper_stream import each_tile
 @gluon.jit
 def _convert_partition(
     stream, streams, q_tiles, d_desc, starts, ends, d_bits, raw, raw_full, d_high, d_low, d_scale, full, empty,
-    ND, LD, TD, d_item, BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, RAW: gl.constexpr,
+    ND, LD, TD, d_item, BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, RAW: gl.constexpr, K,
 ):  # fmt: skip
     """A warpgroup: brings the tiles of a stream and converts them."""
     places = (d_desc, raw, raw_full, d_high, d_low, d_scale, full, empty)
     step = each_tile(
         stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 4,
-        convert, places,
+        convert, places, K=K,
     )  # fmt: skip
     for i in range(RAW):
         convert(step + i, 0, 0, *places, MORE=False)
@@ -40,6 +40,7 @@ def _hopper_float32_kernel(
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr, LOW: gl.constexpr,
+    K,
 ):  # fmt: skip
     TILES: gl.constexpr = 2 if PAIRED else 1
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_D], gl.float16)
@@ -71,13 +72,13 @@ def _hopper_float32_kernel(
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
             d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
-            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES)),
+            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, False, False, K)),
         (_score_partition, (
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
             d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
-            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES)),
+            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, False, False, K)),
         (_convert_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, raw, raw_full, d_high, d_low, d_scale, full, empty,
-            ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RAW)),
+            ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RAW, K)),
     ], [4, 4], [252 - CONVERTER // 2, CONVERTER])  # fmt: skip

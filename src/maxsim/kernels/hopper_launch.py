@@ -72,9 +72,9 @@ class HopperLaunch(NamedTuple):
 
 def hopper_scores(
     q: Side, d: Side, out: Outputs, d_rows: int, d_item: int, processors: int, precision: str, masked_zero: bool,
-    config: HopperConfig,
+    config: HopperConfig, per_query: int = 0,
 ) -> Repeatable | None:  # fmt: skip
-    """Writes `out` for every query and document.
+    """Writes `out` for every query and document, or for each query and `per_query` documents of its own.
 
     Documents are rows of a `[d_rows, D]` matrix whose row stride is `d.row`; padded ones begin every `d_item` rows; a
     mask has an entry a row. Returns what was launched where it was for all at once, to be repeated on other tensors of
@@ -82,14 +82,19 @@ def hopper_scores(
     """
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
-    block = min(128, max(16, power_of_two(q.length)))
+    block = 128 if per_query else min(128, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // 128))
-    tiles = parts * q.count if parts > 1 else -(-q.count * block // 128)
+    queries = q.count
+    if per_query:
+        queries = 1  # at a time
+        if parts > 1:  # both tiles of a pair are its
+            parts += parts % 2
+    tiles = parts * queries if parts > 1 else -(-queries * block // 128)
     wide = config.BLOCK_D < D
     paired = tiles > 1 or wide
     step = d.count
-    if parts > 1:
-        step = max(1, min(step, PARTS_BYTES // (4 * q.count * parts)))
+    if parts > 1 and not per_query:
+        step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
     native = precision == "native"
     q_tiles = -(-tiles // 2) if paired else tiles
     slices = -(-D // config.BLOCK_D)
@@ -97,7 +102,7 @@ def hopper_scores(
     if wide and not config.resident:
         pairs = min(q_tiles, max(1, TILES_BYTES // (256 * slices * config.BLOCK_D * q.data.element_size())))
     split = parts > 1 and step == d.count and pairs == q_tiles and native and d.mask is None and out.winners is None
-    split &= (q_tiles * d.count + processors) * 1024 <= PARTS_BYTES
+    split &= not per_query and (q_tiles * d.count + processors) * 1024 <= PARTS_BYTES
     split &= (d.starts is None or d.consecutive) and splits_documents(
         q_tiles * d.count, d_rows // d.count if d.consecutive else d.length, processors, config
     )
@@ -105,10 +110,11 @@ def hopper_scores(
     if split:
         sums = torch.empty((q_tiles * d.count + processors) * 256, dtype=torch.float32, device=d.data.device)
     elif parts > 1:
-        sums = torch.empty(q.count * step * parts, dtype=torch.float32, device=d.data.device)
+        sums = torch.empty(queries * step * parts, dtype=torch.float32, device=d.data.device)
     box = [config.BLOCK_LD if native else config.BLOCK_RAW, config.BLOCK_D]
     layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
-    stages: tuple[int | bool, ...] = (config.stages if paired else config.unpaired_stages,)
+    unpaired = config.own_stages if per_query else config.unpaired_stages
+    stages: tuple[int | bool, ...] = (config.stages if paired else unpaired,)
     if native:
         stages += (split, q.aligned)
     else:
@@ -147,6 +153,8 @@ def hopper_scores(
                               block.bit_length() - 1, q.item, q.row, q.col, q.consecutive, config.BLOCK_D)  # fmt: skip
                     halves = {"native": 0, "f16": 1, "f16x3": 2}[precision]
                     moved = QueryTiles(places, there, slices, (128, config.BLOCK_D), halves)
+            else:
+                arguments += (per_query or None,)
             kernel = run[programs](
                 TensorDescriptor(part.data, *describe), *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
                 *arguments, num_warps=4,
@@ -154,15 +162,16 @@ def hopper_scores(
         lost = None
         if not native:
             lost = score_lost(
-                q, d, out, sums, q_rows, q_kept, first, part.count, 128, precision, masked_zero, processors
-            )
+                q, d, out, sums, q_rows, q_kept, first, part.count, 128, parts, precision, masked_zero, processors,
+                per_query,
+            )  # fmt: skip
         if split:
             total = sum_pieces(
                 sums, out.scores, starts, q.count, d.count, min(d.length, d_rows), count, q_tiles, parts, processors,
                 config.BLOCK_LD,
             )  # fmt: skip
         elif parts > 1:
-            total = sum_parts(sums, out.scores, first, part.count, d.count, q.count * part.count, parts)
+            total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
     if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None or out.winners is not None:
         return None
     launched = HopperLaunch(kernel, programs, describe, arguments, lost, moved)
@@ -171,19 +180,20 @@ def hopper_scores(
 
 def score_lost(
     q: Side, d: Side, out: Outputs, target: Tensor, rows: Tensor | None, kept: Tensor | None, first: int, columns: int,
-    BLOCK_LQ: int, precision: str, masked_zero: bool, processors: int,
+    BLOCK_LQ: int, parts: int, precision: str, masked_zero: bool, processors: int, per_query: int,
 ) -> Launch:  # fmt: skip
-    """Scores again what is lost of `columns` documents' scores in `target`, made by tiles of BLOCK_LQ query rows; ends
-    at once where nothing is."""
+    """Scores again what is lost of `columns` documents' scores in `target`, made by tiles of BLOCK_LQ query rows,
+    `parts` of a query; ends at once where nothing is."""
     config = forward_config(4, q.data.shape[-1], BLOCK_LQ, 1, d.length, d.count, out.winners is not None, (9, 0))
     block = min(BLOCK_LQ, max(16, power_of_two(q.length)))
-    parts = max(1, -(-q.length // BLOCK_LQ))
     tiles = parts * q.count if parts > 1 else -(-q.count * block // BLOCK_LQ)
     # what is lost may be everything: enough programs to keep the card busy
     lanes = max(1, min(columns, -(-4 * processors // tiles)))
+    if per_query:  # a program has one query
+        block, tiles, lanes = BLOCK_LQ, parts, columns
     return launch(
         q, d, out, target, rows, kept, first, columns, columns, lanes, tiles, parts, block, precision, config,
-        masked_zero=masked_zero, lost=True,
+        per_query=per_query, masked_zero=masked_zero, lost=True,
     )  # fmt: skip
 
 

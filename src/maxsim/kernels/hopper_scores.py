@@ -47,7 +47,7 @@ from .hopper_tile import add_up_four, finish, keep_piece, keep_queries, query_ro
 
 RUN_TIME = (
     "q_tiles", "NQ", "ND", "LQ", "LD", "TQ", "TD", "D", "parts", "block_log2", "q_item", "q_row", "d_item",
-    "winner_columns",
+    "winner_columns", "K",
 )  # fmt: skip
 
 # Their alignment changes with what is cut out of them, and no load of theirs is wide.
@@ -88,7 +88,7 @@ def _bring(step, row, tile, d_desc, d_smem, full, empty, begun, FIRST: gl.conste
 def _load_partition(
     stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
     BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr, BLOCK_LD: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr = False, EARLY: gl.constexpr = False,
+    SPLIT: gl.constexpr = False, EARLY: gl.constexpr = False, K=None,
 ):  # fmt: skip
     """One warp: brings the tiles of a stream into its ring. Paired warpgroups have one stream."""
     if PAIRED and HALF == 1:
@@ -98,7 +98,7 @@ def _load_partition(
         begun = _begins_early(streams, starts, d_bits, ND)
     each_tile(
         stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 1,
-        _bring, (d_desc, d_smem, full, empty, begun, HALF * STAGES, STAGES), SPLIT,
+        _bring, (d_desc, d_smem, full, empty, begun, HALF * STAGES, STAGES), SPLIT, K,
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _score_partition(
     full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr = False,
-    Q_ALIGNED: gl.constexpr = False, slices=None, RESIDENT: gl.constexpr = 0, first_tile=0, tiles=None,
+    Q_ALIGNED: gl.constexpr = False, K=None, slices=None, RESIDENT: gl.constexpr = 0, first_tile=0, tiles=None,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against 128 query rows.
 
@@ -117,6 +117,7 @@ def _score_partition(
     SPLIT: out_ptr takes, for `sum_pieces`, what each stream finds of each document in place of its sum.
     slices: of wide tokens how many there are, RESIDENT of the queries in shared memory (all, or 0: they are brought);
     `tiles` query tiles from first_tile on are scored. Of float32 ones q_ptr has the scales.
+    K: each query has as many documents of its own, a score each.
     """
     if d_scale is not None and not PAIRED and HALF == 1:
         return
@@ -126,8 +127,9 @@ def _score_partition(
     )
     by_row: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     at, end, cuts = share(stream, streams, q_tiles, ND, LD, TD, starts, BY_TOKENS, SPLIT, BLOCK_LD, 4)
-    # not paired, both warpgroups write the same: there is one query tile
-    q_tile = q_smem.index(HALF if PAIRED else 0)
+    # one query tile: both warpgroups write the same
+    q_tile = q_smem.index(0 if q_smem.shape[0] == 1 else HALF)
+    ND_OUT = ND if K is None else 0  # from a query's score to the next query's
     none = gl.full([ROWS, 4], float("-inf"), gl.float32, LANES)
     nowhere = gl.full([ROWS, 4], -1, gl.int32, LANES)
     WINNERS: gl.constexpr = winners_ptr is not None
@@ -138,9 +140,9 @@ def _score_partition(
     held = (none,) * 7
     step = 0
     while at < end:
-        tile, doc, last = segment(at, end, ND)
+        tile, doc, last = segment(at, end, q_tiles, ND, K)
         edges = edges_of(at, end, cuts, tile, doc, last, ND, LD) if SPLIT else None
-        at = tile * ND + last
+        at += last - doc
         if SPLIT:  # a place for each document, and one more where a stream begins
             pieces_ptr = out_ptr + ((tile * ND + stream) * 2 + HALF) * ROWS
         tile = tile.to(gl.int32)
@@ -172,7 +174,7 @@ def _score_partition(
         thread_barrier()
         _, column, valid = query_rows(
             gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_query)), tile, parts, q_starts, q_ends, q_kept_rows, q_kept,
-            NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE,
+            NQ, LQ, TQ, q_item, q_row, block_log2, Q_CONSECUTIVE, K,
         )  # fmt: skip
 
         start, end_row = fetch(doc, last, starts, ends)
@@ -240,8 +242,8 @@ def _score_partition(
                                 best = take_between(best, group, low, first, past)
                                 while run & (past <= high):
                                     waiting, last1, last2, last3 = wait_for_four(
-                                        best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ,
-                                        block_log2,
+                                        best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND_OUT, parts,
+                                        NQ, block_log2,
                                     )  # fmt: skip
                                     before = past
                                     doc += 1
@@ -269,7 +271,7 @@ def _score_partition(
                                     else:
                                         finish(
                                             best, best_low, held, q_scale, column, valid, doc, first, past <= first,
-                                            bases, gaps, tile, out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ,
+                                            bases, gaps, tile, out_ptr, winners_ptr, maxima_ptr, ND_OUT, TD, parts, NQ,
                                             block_log2, winner_columns, d_item, d_bits is not None,
                                         )  # fmt: skip
                                     best = none
@@ -285,14 +287,14 @@ def _score_partition(
             if ended:
                 if WAIT:
                     waiting, last1, last2, last3 = wait_for_four(
-                        best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ, block_log2
+                        best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND_OUT, parts, NQ, block_log2
                     )  # fmt: skip
                 elif SPLIT:
                     keep_piece(best, valid, pieces_ptr + doc * 2 * ROWS)
                 else:
                     finish(
                         best, best_low, held, q_scale, column, valid, doc, first, past <= first, bases, gaps, tile,
-                        out_ptr, winners_ptr, maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item,
+                        out_ptr, winners_ptr, maxima_ptr, ND_OUT, TD, parts, NQ, block_log2, winner_columns, d_item,
                         d_bits is not None,
                     )  # fmt: skip
                 best = none
@@ -304,7 +306,7 @@ def _score_partition(
         if WAIT:
             if waiting > 0:
                 add_up_four(
-                    last1, last2, last3, last3, doc - 1, waiting, valid, tile, out_ptr, ND, parts, NQ, block_log2
+                    last1, last2, last3, last3, doc - 1, waiting, valid, tile, out_ptr, ND_OUT, parts, NQ, block_log2
                 )  # fmt: skip
 
 
@@ -315,10 +317,14 @@ def _hopper_scores_kernel(
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, Q_ALIGNED: gl.constexpr,
+    K,
 ):  # fmt: skip
+    """K: None, or each query has as many documents of its own and `q_tiles`; not paired, the two streams are then at
+    different queries."""
     RINGS: gl.constexpr = 1 if PAIRED else 2
+    Q_TILES: gl.constexpr = 1 if not PAIRED and K is None else 2
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_D], d_desc.dtype)
-    q_smem = gl.allocate_shared_memory(d_desc.dtype, [3 - RINGS, ROWS, BLOCK_D], q_layout)
+    q_smem = gl.allocate_shared_memory(d_desc.dtype, [Q_TILES, ROWS, BLOCK_D], q_layout)
     d_smem = gl.allocate_shared_memory(d_desc.dtype, [RINGS * STAGES, BLOCK_LD, BLOCK_D], d_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [RINGS * STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [RINGS * STAGES, 1], mbarrier.MBarrierLayout())
@@ -337,16 +343,16 @@ def _hopper_scores_kernel(
             stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED)),
+            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, K)),
         (_score_partition, (
             other, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED)),
+            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, K)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, PAIRED, 0, BLOCK_LD, STAGES, SPLIT, not PAIRED)),
+            BY_TOKENS, PAIRED, 0, BLOCK_LD, STAGES, SPLIT, not PAIRED, K)),
         (_load_partition, (
             other, streams, q_tiles, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, PAIRED, 1, BLOCK_LD, STAGES, SPLIT, not PAIRED)),
+            BY_TOKENS, PAIRED, 1, BLOCK_LD, STAGES, SPLIT, not PAIRED, K)),
     ], [4, 1, 1], [232, 40, 40])  # fmt: skip

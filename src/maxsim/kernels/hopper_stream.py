@@ -1,9 +1,9 @@
 """How Hopper kernels share out documents: streams of documents for programs, and where each document lies.
 
-The work is every query tile with every document, query tile by query tile; a stream is a run of it with an equal share
-of tokens (documents that follow one another) or of documents. Every partition of a program finds the same run, and the
-same tiles, by itself. A stream begins with a document, or SPLIT inside of one, a multiple of BLOCK_LD tokens from its
-first: so few documents too are equal shares.
+The work is every query tile with every document (or those of its query alone), query tile by query tile; a stream is a
+run of it with an equal share of tokens (documents that follow one another) or of documents. Every partition of a
+program finds the same run, and the same tiles, by itself. A stream begins with a document, or SPLIT inside of one, a
+multiple of BLOCK_LD tokens from its first: so few documents too are equal shares.
 """
 
 from __future__ import annotations
@@ -48,10 +48,17 @@ def enter(doc, last, start, end, starts, ends, LD, d_item, TD, edges=None, CONSE
 
 
 @gluon.jit
-def segment(at, end, ND):
-    """The part of a stream that belongs to one query tile: which, its first document, and one past its last."""
-    tile = at // ND
-    return tile, (at - tile * ND).to(gl.int32), min(end - tile * ND, ND.to(gl.int64)).to(gl.int32)
+def segment(at, end, q_tiles, ND, K=None):
+    """The part of a stream that belongs to one query tile: which, its first document, and one past its last. K: each
+    query has as many documents of its own, and q_tiles."""
+    if K is None:
+        tile = at // ND
+        return tile, (at - tile * ND).to(gl.int32), min(end - tile * ND, ND.to(gl.int64)).to(gl.int32)
+    else:
+        tile = at // K
+        own = tile // q_tiles * K
+        before = tile * K - own
+        return tile, (at - before).to(gl.int32), min(end - before, own + K).to(gl.int32)
 
 
 @gluon.jit
@@ -163,15 +170,16 @@ def next_kept(bits, row, BLOCK_LD: gl.constexpr):
 def each_tile(
     stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item,
     BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, WARPS: gl.constexpr, visit: gl.constexpr, rest,
-    SPLIT: gl.constexpr = False,
+    SPLIT: gl.constexpr = False, K=None,
 ):  # fmt: skip
     """Calls visit(step, row, tile, *rest) for the tiles of a stream, in order, `tile` being the query tile; returns how
     many there are."""
     at, end, cuts = share(stream, streams, q_tiles, ND, LD, TD, starts, BY_TOKENS, SPLIT, BLOCK_LD, WARPS)
     step = 0
     while at < end:
-        tile, doc, last = segment(at, end, ND)
+        tile, doc, last = segment(at, end, q_tiles, ND, K)
         edges = edges_of(at, end, cuts, tile, doc, last, ND, LD) if SPLIT else None
+        at += last - doc
         start, end_row = fetch(doc, last, starts, ends)
         first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, edges)
         while doc < last:
@@ -191,5 +199,4 @@ def each_tile(
                     doc += 1
                     first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, edges)
                     run = (doc < last) & (first >= before) & (first < row)
-        at = tile * ND + last
     return step

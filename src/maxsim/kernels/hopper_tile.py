@@ -41,9 +41,10 @@ def _token(row):
 @gluon.jit
 def query_tokens(
     token, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
-    Q_CONSECUTIVE: gl.constexpr,
+    Q_CONSECUTIVE: gl.constexpr, K=None,
 ):  # fmt: skip
-    """Of some query tokens of a tile: offsets, columns in a table of winners, which are there."""
+    """Of some query tokens of a tile: offsets, columns in a table of winners, which are there. K: a row of that table
+    is one query's."""
     i = (token & ((1 << block_log2) - 1)) + (tile % parts) * ROWS
     n = (((tile // parts) << (7 - block_log2)) + (token >> block_log2)).to(gl.int64)
     real = n < NQ
@@ -62,18 +63,18 @@ def query_tokens(
     if q_kept is not None:
         length = gl.load(q_kept + n).to(gl.int64)
         index = gl.load(q_kept_rows + column + i, mask=real & (i < length), other=0).to(gl.int64)
-    return offset + index * q_row, column + index, real & (i < length)
+    return offset + index * q_row, column + index if K is None else index, real & (i < length)
 
 
 @gluon.jit
 def query_rows(
     row, tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
-    Q_CONSECUTIVE: gl.constexpr,
+    Q_CONSECUTIVE: gl.constexpr, K=None,
 ):  # fmt: skip
     """`query_tokens` of the tokens in some rows of the accumulator."""
     return query_tokens(
         _token(row), tile, parts, q_starts, q_ends, q_kept_rows, q_kept, NQ, LQ, TQ, q_item, q_row, block_log2,
-        Q_CONSECUTIVE,
+        Q_CONSECUTIVE, K,
     )  # fmt: skip
 
 

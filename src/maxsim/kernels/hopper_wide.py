@@ -53,14 +53,14 @@ def _hopper_wide_kernel(
             stream, streams, q_tiles, q, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, slices, RESIDENT,
-            first_tile, tiles)),
+            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, None, slices,
+            RESIDENT, first_tile, tiles)),
         (_score_partition, (
             stream, streams, q_tiles, q, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, slices, RESIDENT,
-            first_tile, tiles)),
+            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, None, slices,
+            RESIDENT, first_tile, tiles)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, q, starts, ends, d_bits, d_smem, q_smem, full, empty, slices, tiles,
             ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RESIDENT, SPLIT)),

@@ -90,14 +90,14 @@ def _hopper_wide_float32_kernel(
             stream, streams, q_tiles, q_scale, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
             d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
-            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, False, False, slices, 0,
-            first_tile, tiles)),
+            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, False, False, None, slices,
+            0, first_tile, tiles)),
         (_score_partition, (
             stream, streams, q_tiles, q_scale, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
             d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
-            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, False, False, slices, 0,
-            first_tile, tiles)),
+            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, False, False, None, slices,
+            0, first_tile, tiles)),
         (_convert_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, raw, raw_full, d_high, d_low, d_scale, full, empty,
             slices, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RAW)),
