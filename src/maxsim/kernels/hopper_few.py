@@ -272,5 +272,5 @@ def hopper_few(
         lost = score_lost(
             q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, precision, masked_zero, processors
         )
-    plain = q.mask is None and d.mask is None and out.winners is None
-    return HopperLaunch(kernel, programs, describe, arguments, lost) if plain else None
+    plain = q.mask is None and d.mask is None
+    return HopperLaunch(kernel, programs, describe, arguments[1:], lost) if plain else None
