@@ -116,9 +116,13 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         leaf = tokens(240, 128).requires_grad_()
         score(tokens(4, 32, 128), maxsim.Views(leaf, [0, 40], [80, 40])).sum().backward()
 
-    def train_pairs():
+    def train_packed_long():
+        leaf = tokens(240, 128, dtype=brain).requires_grad_()
+        score(tokens(6, 1024, 128, dtype=brain), maxsim.Packed(leaf, range(0, 241, 40))).sum().backward()
+
+    def train_pairs(pairs=None):
         q, d = (tokens(4, 20, 128, dtype=brain).requires_grad_() for _ in range(2))
-        maxsim.score_pairs(q, d, backend="triton").sum().backward()
+        maxsim.score_pairs(q, d, pairs, backend="triton").sum().backward()
 
     mask = torch.ones(4, 300, dtype=torch.bool)
 
@@ -166,7 +170,9 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         ),
         "train-packed": train_packed,
         "train-views": train_views,
+        "train-packed-long": train_packed_long,
         "train-pairs": train_pairs,
+        "train-pairs-given": lambda: train_pairs(torch.zeros(300, 2, dtype=torch.int64)),
     }
     if capability == 90:
         known |= {

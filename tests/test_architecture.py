@@ -31,7 +31,7 @@ LAYERS = [
     {"__init__", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-SAME_LEVEL = {("plans", "precision"), ("plans", "packed"), ("layout", "result"), ("result", "plans")}
+SAME_LEVEL = {("plans", "precision"), ("plans", "packed"), ("layout", "result")}
 ALONE = {
     "reference": set(),
     "kernels": {"kernels"},

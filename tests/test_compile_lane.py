@@ -28,7 +28,9 @@ MEASURED = (
     "train",
     "train-long",
     "train-views",
+    "train-packed-long",
     "train-pairs",
+    "train-pairs-given",
 )  # on sm_90
 EVERY_KERNEL = {
     "_scores_kernel", "_hopper_scores_kernel", "_hopper_few_kernel", "_hopper_float32_kernel", "_hopper_wide_kernel",

@@ -217,6 +217,38 @@ def test_long_queries_keep_their_plans(backend, dtype, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("form", ["padded", "long", "candidates", "packed", "views"])
+@pytest.mark.parametrize("backend", ["triton", "hopper"])
+def test_training_calls_keep_their_plans(form, backend, monkeypatch):
+    """A second call with gradients goes straight to its launches, and so does its backward, whichever it is of."""
+    if backend == "hopper" and (torch.cuda.get_device_capability() != (9, 0) or form == "candidates"):
+        pytest.skip("needs a Hopper GPU, and no candidates")
+    lane, LQ = Lane(backend, "cuda"), 300 if form == "long" else 8
+    shape = {"padded": (6, 20, 64), "long": (6, 20, 64), "candidates": (3, 2, 20, 64)}.get(form, (120, 64))
+    places = {"packed": lambda x: Packed(x, range(0, 121, 20)), "views": lambda x: Views(x, [0, 50, 7], [20, 31, 0])}
+    tokens = torch.zeros(*shape, device="cuda", dtype=torch.float16)
+    documents = places.get(form, lambda x: x)(tokens)
+    every = torch.ones(shape[:-1], dtype=torch.bool)
+
+    def step(seed, needed, *mask):
+        q = integers(seed, 3, LQ, 64, bound=1, device="cuda").half()
+        with torch.no_grad():
+            tokens.copy_(integers(seed + 1, *shape, bound=1))
+        leaves = [x for x, need in zip((q, tokens), needed, strict=True) if x.requires_grad_(need).requires_grad]
+        scores = lane.score(q, documents, None, *mask)
+        upstream = integers(seed + 2, *scores.T.shape, bound=1, device="cuda").float().T
+        return [scores.detach(), *(torch.autograd.grad(scores, leaves, upstream) if leaves else ())]
+
+    step(1, (True, True)), step(1, (False, False))
+    for needed in ((True, True), (True, False), (False, True), (False, False)):
+        step(4, needed)
+        with monkeypatch.context() as context:
+            context.setattr(maxsim.ops, "make_problem", None)
+            found = step(7, needed)
+        assert all(map(torch.equal, found, step(7, needed, every)))
+
+
+@pytest.mark.gpu
 def test_the_current_stream():
     """Work goes where the caller's is, and waits for what was put there before it."""
     q, d = integers(9, 2, 8, 64, device="cuda").half(), integers(10, 5, 20, 64, device="cuda").half()

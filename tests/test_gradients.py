@@ -215,6 +215,43 @@ def test_overwritten_tokens_are_noticed(lane, which):
         scores.sum().backward()
 
 
+@pytest.mark.parametrize("kind", ["grid", "candidates", "packed"])
+def test_a_call_like_an_earlier_one(kind, monkeypatch):
+    """What a backend makes again has its gradients, of whichever side asks for them, and notices what was edited."""
+    from maxsim.autograd import planned_scores
+    from maxsim.backends import cpu
+    from maxsim.layout import make_problem
+
+    def documents(seed):
+        d = integers(seed, *{"grid": (ND, LD), "candidates": (NQ, 2, LD), "packed": (ND * LD,)}[kind], D)
+        return d.requires_grad_(), maxsim.Packed(d, offsets) if kind == "packed" else d
+
+    forward, offsets = cpu.forward, torch.arange(0, ND * LD + 1, LD)
+
+    def repeatable(problem, winners, maxima):
+        def again(queries, documents):
+            found = forward(problem.with_data(queries, documents), winners, maxima)
+            return found.scores.view(NQ, -1), found.winners
+
+        return forward(problem, winners, maxima)._replace(again=again)
+
+    monkeypatch.setattr(cpu, "forward", repeatable)
+    _, plan = planned_scores(make_problem(integers(1, NQ, LQ, D).requires_grad_(), documents(2)[1]), None)
+    for of_q, of_d in ((True, True), (False, True), (True, False)):
+        q, (d, form) = integers(3, NQ, LQ, D).requires_grad_(of_q), documents(4)
+        d.requires_grad_(of_d)
+        scores, wanted = plan(q, d), maxsim.score(q, form)
+        assert torch.equal(scores, wanted)
+        leaves = [x for x in (q, d) if x.requires_grad]
+        upstream = integers(5, *scores.T.shape).T
+        found = torch.autograd.grad(scores, leaves, upstream, retain_graph=True)
+        assert all(map(torch.equal, found, torch.autograd.grad(wanted, leaves, upstream)))
+        with torch.no_grad():
+            (offsets if kind == "packed" else leaves[0]).add_(0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            scores.sum().backward()
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("with_more", [False, True])
 @pytest.mark.parametrize("upstream_too", [False, True])
@@ -410,6 +447,25 @@ def test_transforms_of_torch_func_are_refused(lane, side):
         with pytest.raises(NotImplementedError, match=r"torch\.func.*torch\.autograd\.grad.*instead of vmap"):
             call()
     assert torch.func.vmap(lambda x: x * lane.score(q, d).sum())(torch.ones(2, device=lane.device)).shape == (2,)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_batches_of_gradients_are_refused(lane, create_graph):
+    """Before anything is launched, and not in PyTorch's own words on vmap; without them a Jacobian is right."""
+    q, d = problem(lane, torch.float32)
+    scores = lane.score(q, d)
+    each = torch.eye(scores.numel(), device=lane.device).view(-1, *scores.shape)
+    for call in (
+        lambda: torch.autograd.grad(scores, q, each, is_grads_batched=True, create_graph=create_graph),
+        lambda: torch.func.vmap(lambda one: torch.autograd.grad(scores, q, one, create_graph=create_graph)[0])(each),
+        lambda: torch.autograd.functional.jacobian(lambda x: lane.score(x, d), q, create_graph, vectorize=True),
+        lambda: torch.autograd.functional.jacobian(lambda x: lane.score_pairs(x, d[:4]), q, vectorize=True),
+    ):
+        with pytest.raises(NotImplementedError, match=r"is_grads_batched.*torch\.autograd\.grad once for each"):
+            call()
+    found = torch.autograd.functional.jacobian(lambda x: lane.score(x, d), q)
+    wanted = [torch.autograd.grad(scores, q, one, retain_graph=True)[0] for one in each]
+    assert torch.equal(found.flatten(0, 1), torch.stack(wanted))
 
 
 @pytest.mark.interpreter

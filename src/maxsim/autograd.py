@@ -7,25 +7,38 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .dispatch import select
+from .dispatch import Backend, select
 from .layout import Problem
-from .result import Scored
+from .packed import refuse_batches
+from .plans import Plan
+from .result import Again, Scored
 
 
 def differentiable_scores(problem: Problem, backend: str | None) -> Tensor:
     """The scores of a problem, `Problem.shape`, with gradients for the tokens that ask for them."""
+    return planned_scores(problem, backend)[0]
+
+
+def planned_scores(problem: Problem, backend: str | None) -> tuple[Tensor, Plan | None]:
+    """`differentiable_scores`, and what makes those of another call like this one: of the same shapes, strides, dtypes,
+    alignment and places, that asks for gradients or does not as this one does."""
     queries, documents = problem.queries.data, problem.documents.data
-    tracked = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
-    if tracked or _has_tangent(queries) or _has_tangent(documents):  # forward mode is refused there
-        return cast(Tensor, _MaxSim.apply(queries, documents, problem, backend))
-    return run(problem, backend).scores
+    if torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad):
+        call = _Call(problem, select(problem, backend))
+        scores = cast(Tensor, _MaxSim.apply(queries, documents, call, problem))
+        return scores, None if call.again is None else call
+    result = run(problem, backend)
+    again = result.again
+    return result.scores, None if again is None else lambda queries, documents: again(queries, documents)[0]
 
 
 def run(problem: Problem, backend: str | None, winners: bool = False, maxima: bool = False) -> Scored:
     """The backend's forward, outside autograd and autocast; an empty problem never reaches a kernel."""
-    module = select(problem, backend)
+    return _run(problem, select(problem, backend), winners, maxima)
+
+
+def _run(problem: Problem, module: Backend, winners: bool, maxima: bool) -> Scored:
     with _no_autocast(problem.device.type):
         if 0 in problem.shape or (0 in problem.winners_shape and problem.documents.data.numel() == 0):
             return _empty(problem)
@@ -45,6 +58,13 @@ def gradients(
     problem: Problem, winners: Tensor, grad: Tensor, backend: str | None, needed: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The backend's backward, outside autocast; without winners the gradients asked for are zero."""
+    refuse_batches(grad)
+    return _backward(problem, winners, grad, select(problem, backend), needed)
+
+
+def _backward(
+    problem: Problem, winners: Tensor, grad: Tensor, module: Backend, needed: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
     if winners.numel() == 0:
         need_queries, need_documents = needed
         return (
@@ -52,11 +72,7 @@ def gradients(
             torch.zeros_like(problem.documents.data) if need_documents else None,
         )
     with _no_autocast(problem.device.type):
-        return select(problem, backend).backward(problem, winners, grad, *needed)
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+        return module.backward(problem, winners, grad, *needed)
 
 
 def _places(problem: Problem) -> list[Tensor]:
@@ -71,21 +87,49 @@ def _no_autocast(device_type: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+class _Call:
+    """A differentiable call but for its tokens, so that it can be kept."""
+
+    def __init__(self, problem: Problem, backend: Backend):
+        empty = problem.documents.data.new_empty(0)
+        self.problem = problem.with_data(empty, empty)
+        self.backend = backend
+        self.places = _places(problem)
+        self.again: Again | None = None
+
+    def __call__(self, queries: Tensor, documents: Tensor) -> Tensor:
+        return cast(Tensor, _MaxSim.apply(queries, documents, self, None))
+
+
 class _MaxSim(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, documents: Tensor, problem: Problem, backend: str | None) -> Tensor:
-        result = run(problem, backend, winners=True)
+    def forward(ctx: Any, queries: Tensor, documents: Tensor, call: _Call, problem: Problem | None) -> Tensor:
+        if problem is None:
+            assert call.again is not None
+            scores, winners = call.again(queries, documents)
+        else:
+            result = _run(problem, call.backend, True, False)
+            scores, winners, call.again = result.scores, result.winners, result.again
         # save_for_backward notices in-place edits, of what says where tokens lie too
-        ctx.save_for_backward(queries, documents, result.winners, *_places(problem))
-        ctx.problem = problem.with_data(queries.new_empty(0), documents.new_empty(0))
-        ctx.backend = backend
-        return result.scores
+        ctx.save_for_backward(queries, documents, winners, *call.places)
+        ctx.call = call
+        return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         queries, documents, winners, *_ = ctx.saved_tensors
-        grads = _Gradients.apply(queries, documents, winners, grad, ctx.problem, ctx.backend, ctx.needs_input_grad[:2])
+        refuse_batches(grad)
+        given = queries, documents, winners, grad, ctx.call, ctx.needs_input_grad[:2]
+        # a second derivative may be asked for
+        grads = _Gradients.apply(*given) if torch.is_grad_enabled() else _gradients(*given)
         return *grads, None, None
+
+
+def _gradients(
+    queries: Tensor, documents: Tensor, winners: Tensor, grad: Tensor, call: _Call, needed: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    problem = call.problem.with_data(queries, documents)
+    return _backward(problem, winners, grad.reshape(problem.shape), call.backend, needed)
 
 
 class _Gradients(torch.autograd.Function):
@@ -93,17 +137,8 @@ class _Gradients(torch.autograd.Function):
     raises instead of being lost."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        queries: Tensor,
-        documents: Tensor,
-        winners: Tensor,
-        grad: Tensor,
-        problem: Problem,
-        backend: str | None,
-        needed: tuple[bool, bool],
-    ) -> tuple[Tensor | None, Tensor | None]:
-        return gradients(problem.with_data(queries, documents), winners, grad, backend, needed)
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor | None, Tensor | None]:
+        return _gradients(*given)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:

@@ -13,7 +13,7 @@ from .kernels.launches import Repeatable
 from .kernels.scores import Outputs
 from .kernels.sides import Side
 from .layout import Problem, Tokens
-from .plans import Plan
+from .result import Again
 
 MOST_TOKENS = 2**31 - 1025  # of one item: positions in it are 32-bit numbers, and a tile may go beyond the last
 
@@ -35,19 +35,22 @@ def _table(problem: Problem, dtype: torch.dtype, fill: int) -> Tensor:
     return torch.full(problem.winners_shape, fill, dtype=dtype, device=problem.device)
 
 
-def again(launch: Repeatable | None, problem: Problem) -> Plan | None:
-    """What a forward launched as a plan, which keeps nothing of the problem alive but where ragged documents lie."""
-    if launch is None:
+def again(launch: Repeatable | None, problem: Problem, out: Outputs) -> Again | None:
+    """What a forward launched, to be repeated; keeps nothing of the problem alive but where ragged documents lie."""
+    q = problem.queries
+    if launch is None or out.maxima is not None or q.ragged or q.mask is not None:
         return None
     K = problem.per_query
-    shape = (problem.queries.count, K) if K else problem.shape
+    shape = (q.count, K) if K else problem.shape
+    table = None if out.winners is None else (problem.winners_shape, problem.winners_dtype)
 
-    def plan(queries: Tensor, documents: Tensor) -> Tensor:
+    def repeat(queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor | None]:
         scores = torch.empty(shape, dtype=torch.float32, device=documents.device)
-        launch.repeat(queries, documents, scores)
-        return scores
+        winners = None if table is None else torch.empty(table[0], dtype=table[1], device=documents.device)
+        launch.repeat(queries, documents, scores, winners)
+        return scores, winners
 
-    return plan
+    return repeat
 
 
 def backward(

@@ -66,6 +66,10 @@ class Tokens:
             mask=move(self.mask),
         )
 
+    def with_data(self, data: Tensor) -> Tokens:
+        # as `dataclasses.replace` does, in a fifth of the time: a backward's host time is that of small steps
+        return Tokens(data, self.count, self.max_length, self.starts, self.ends, self.consecutive, self.mask)
+
     def slice(self, low: int, high: int) -> Tokens:
         """Items low to high, without copying tokens."""
         if self.starts is not None and self.ends is not None:
@@ -126,11 +130,8 @@ class Problem:
         return torch.int16 if self.documents.max_length <= 65535 else torch.int32
 
     def with_data(self, queries: Tensor, documents: Tensor) -> Problem:
-        return dataclasses.replace(
-            self,
-            queries=dataclasses.replace(self.queries, data=queries),
-            documents=dataclasses.replace(self.documents, data=documents),
-        )
+        q, d = self.queries.with_data(queries), self.documents.with_data(documents)
+        return Problem(q, d, self.pairs, self.per_query, self.masked_zero, self.normalize)
 
 
 def make_problem(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import plans
+from .autograd import planned_scores
 from .dispatch import select
 from .graph import differentiable_scores, run
 from .layout import Array, MaskLike, Problem, TokensLike, make_problem
@@ -75,9 +76,9 @@ def score(
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
     if key is None:
         return _grid(differentiable_scores(problem, backend), problem)
-    result = run(problem, backend)
-    plans.remember(key, documents, result.again)
-    return _grid(result.scores, problem)
+    scores, plan = planned_scores(problem, backend)
+    plans.remember(key, documents, plan)
+    return _grid(scores, problem)
 
 
 def score_pairs(

@@ -30,6 +30,15 @@ def refuse_transforms(tensor: Tensor, what: str) -> None:
         )
 
 
+def refuse_batches(grad: Tensor) -> None:
+    """NotImplementedError for gradients that a vectorised call brings many at once."""
+    if torch._C._functorch.is_legacy_batchedtensor(grad) or torch._C._functorch.is_functorch_wrapped_tensor(grad):
+        raise NotImplementedError(
+            "gradients of scores come in batches (is_grads_batched=True, jacobian(vectorize=True), vmap), which maxsim "
+            "does not take: call torch.autograd.grad once for each, or jacobian without vectorize"
+        )
+
+
 def numbers(value: Any, what: str, kind: str) -> Tensor:
     """A tensor of numbers or booleans: a tensor as it is, arrays and nested lists copied. `kind`: what errors ask for.
 

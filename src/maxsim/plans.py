@@ -1,6 +1,6 @@
 """A call like an earlier one repeats its launch without the checks: what a plain call does depends on the shapes,
-strides, dtypes and alignment of two tensors, never on their values; and where documents are ragged on where they lie,
-so those keep plans of their own for as long as they live."""
+strides, dtypes and alignment of two tensors and on whether gradients are asked for, never on values; and where
+documents are ragged on where they lie, so those keep plans of their own for as long as they live."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .packed import Packed, Views
 from .precision import float32_is_exact
@@ -34,13 +35,13 @@ _ragged: WeakKeyDictionary[Packed | Views, _Places] = WeakKeyDictionary()
 
 def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> Hashable | None:
     """What a call depends on; None where it is not plain: an ordinary CUDA tensor of queries, one of documents or of
-    their tokens, without gradients, on the current device."""
+    their tokens, on the current device."""
     tokens = documents.tokens if isinstance(documents, Packed | Views) else documents
     if type(queries) is not Tensor or type(tokens) is not Tensor or not tokens.is_cuda:
         return None
     if queries.layout != torch.strided or tokens.layout != torch.strided or queries.is_nested or tokens.is_nested:
         return None
-    if torch.is_grad_enabled() and (queries.requires_grad or tokens.requires_grad):
+    if forward_ad._current_level >= 0:
         return None
     if type(normalize) is not bool or type(backend) not in (str, type(None)):
         return None
@@ -63,6 +64,7 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
         normalize,
         backend,
         tokens.dtype != torch.float32 or float32_is_exact(),
+        torch.is_grad_enabled() and (queries.requires_grad or tokens.requires_grad),
     )
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from .plans import Plan
+Again: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Scored(NamedTuple):
     """scores: `Problem.shape`, float32 (float64). winners: `Problem.winners_shape` in `Problem.winners_dtype`, −1 for
     none.
-    maxima: `Problem.winners_shape`, what was summed, 0 for masked query tokens. again: scores other tensors of the same
-    shapes, strides, dtypes and alignment, where that is one launch."""
+    maxima: `Problem.winners_shape`, what was summed, 0 for masked query tokens. again: makes scores, and winners where
+    they were asked for, of other tensors of the same shapes, strides, dtypes and alignment, where launches can be
+    repeated."""
 
     scores: Tensor
     winners: Tensor | None = None
     maxima: Tensor | None = None
-    again: Plan | None = None
+    again: Again | None = None

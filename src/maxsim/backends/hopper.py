@@ -165,4 +165,4 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
             launch = hopper_scores(
                 side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, config, own
             )
-    return Scored(*out, again(launch, problem))
+    return Scored(*out, again(launch, problem, out))

@@ -77,4 +77,4 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
         )
     if INTERPRETED:  # there is nothing compiled to repeat
         return Scored(*out)
-    return Scored(*out, again(launch, problem))
+    return Scored(*out, again(launch, problem, out))

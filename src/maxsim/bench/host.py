@@ -2,7 +2,7 @@
 
 `maxsim` itself is `maxsim:plan` and then `maxsim:launch`, in which `maxsim:output` is; a call without a plan is
 `maxsim:unplanned`, in which `maxsim:checks` is. What `maxsim:operator` takes beyond that is the hop through
-torch.library; what `maxsim:autograd` takes beyond `maxsim:winners`, the autograd Function.
+torch.library. `maxsim:autograd` has a plan too: beyond that it keeps winners and makes an autograd node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _problem(inputs: Inputs) -> Problem:
 
 
 def _plan(inputs: Inputs) -> plans.Plan:
-    plan = autograd.run(_problem(inputs), None).again
+    plan = autograd.planned_scores(_problem(inputs), None)[1]
     if plan is None:
         raise Unavailable("no plan is kept for this call")
     return plan

@@ -6,6 +6,8 @@ items may hold (Views) have their terms listed by a sort of all winners.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,10 +15,13 @@ from torch import Tensor
 
 from .configs import GradientConfig, gradient_config
 from .gradient_rows import COMMON, TABLES, _gradient_kernel, _piece_kernel
-from .lists import SIZE, Lists, lists, won_by
+from .launches import Slot, Steps
+from .lists import SIZE, Lists, Pairs, lists, won_by
 from .sides import Side, span
 
 CHUNK_BYTES = 256 << 20  # lists held at once
+MOST = 512  # plans kept; when there are more, all are made anew
+_plans: dict[Any, Steps] = {}
 
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=("starts", "ends"))
@@ -65,120 +70,128 @@ def _keys_kernel(
     tl.store(keys + e, tl.where(live, row, none).to(keys.dtype.element_ty), mask=e < count)
 
 
-class _Backward:
-    """One call of `gradients`: what its launches share."""
+class _Inputs(NamedTuple):
+    """Tensors of a backward, as slots of its steps. Of each side: pairs by its items and where each item's begin, or
+    terms by the rows they belong to and where each row's end."""
 
-    def __init__(
-        self, q: Side, d: Side, winners: Tensor, grad: Tensor, pairs: Tensor | None, per_query: int, normalize: bool
-    ):
-        self.q, self.d, self.winners, self.grad, self.pairs = q, d, winners, grad, pairs
-        self.grid = pairs is None and not per_query
+    winners: Any
+    grad: Any
+    pairs: Any
+    q: Any
+    q_starts: Any
+    q_ends: Any
+    d: Any
+    d_starts: Any
+    d_ends: Any
+    q_order: Any = None
+    q_ends_of_order: Any = None
+    d_order: Any = None
+    d_ends_of_order: Any = None
+
+
+class _Backward:
+    """The steps of `gradients`, from sizes alone."""
+
+    def __init__(self, q: Side, d: Side, tensors: _Inputs, per_query: int, normalize: bool, needed: tuple[bool, bool]):
+        of = [side.data for side, need in zip((q, d), needed, strict=True) if need]
+        self.steps = Steps(len(tensors), [(each.shape, each.dtype) for each in of])
+        self.at = _Inputs(*(None if each is None else Slot(i) for i, each in enumerate(tensors)))
+        self.q = q._replace(data=self.at.q, starts=self.at.q_starts, ends=self.at.q_ends)
+        self.d = d._replace(data=self.at.d, starts=self.at.d_starts, ends=self.at.d_ends)
+        self.D = q.data.shape[-1]
+        self.grid = tensors.pairs is None and not per_query
         self.K = max(per_query, 1)
         self.normalize = normalize
-        self.columns = winners.shape[1]
-        self.q_owner = _owners(q) if q.consecutive else None
-        self.config: GradientConfig = gradient_config(q.data.shape[-1])
+        self.rows, self.columns = tensors.winners.shape
+        self.config: GradientConfig = gradient_config(self.D)
         self.sizes = (self.K, q.count, d.count, max(q.length, 1), max(d.length, 1), q.rows, d.rows)
-        self.grad_strides = grad.stride() if self.grid else (grad.stride(0), 0)
+        self.grad_strides = tensors.grad.stride() if self.grid else (tensors.grad.stride(0), 0)
+        # documents of a query, one after another; else they lie in groups
+        self.d_group = d.group if d.data.ndim == 4 else self.K * d.item
+        self.q_owner = owners(self.steps, self.q) if q.consecutive else None
+        if needed[0]:
+            self._queries(self.steps.result(0))
+        if needed[1] and (d.rows or d.count * d.length):
+            self._documents(self.steps.result(len(of) - 1))
 
-    def queries(self) -> Tensor:
-        q, out = self.q, torch.empty(self.q.data.shape, dtype=self.q.data.dtype, device=self.q.data.device)
-        if q.starts is not None and not q.consecutive:
-            self._launch(out, True, q.rows, sorted=self._sorted(True, q.rows))
-        else:
-            pairs = None if self.pairs is None else _grouped(self.pairs[:, 0], q.count)
-            self._launch(out, True, q.rows or q.count * q.length, pair_lists=pairs)
-        return out
+    def _queries(self, out: Slot) -> None:
+        q = self.q
+        sorted = q.starts is not None and not q.consecutive
+        self._launch(
+            out, True, q.rows or q.count * q.length, sorted, order=self.at.q_order, ends=self.at.q_ends_of_order
+        )
 
-    def documents(self) -> Tensor:
-        d, out = self.d, torch.empty(self.d.data.shape, dtype=self.d.data.dtype, device=self.d.data.device)
-        rows = d.rows or d.count * d.length
-        if rows == 0:
-            return out
+    def _documents(self, out: Slot) -> None:
+        d = self.d
         if d.starts is not None and not d.consecutive:
-            self._launch(out, False, rows, sorted=self._sorted(False, rows))
-            return out
-        owner = _owners(d) if d.consecutive else None
-        if self.pairs is not None:
-            of_pairs = _grouped(self.pairs[:, 1], d.count)
-            self._launch(
-                out, False, rows, found=lists(self.winners, d, 0, d.count, *of_pairs), owner=owner, some=d.count
-            )
-            return out
+            self._launch(out, False, d.rows, True, order=self.at.d_order, ends=self.at.d_ends_of_order)
+            return
+        owner = owners(self.steps, d) if d.consecutive else None
         step = max(1, CHUNK_BYTES // (4 * max(self.columns + (0 if d.rows else d.length), 1)))
+        if self.at.pairs is not None:
+            step = d.count
+        mark = len(self.steps.rooms)
         for first in range(0, d.count, step):
             some = min(step, d.count - first)
-            found = lists(self.winners, d, first, some, None, None)
-            pieces = self._pieces(found, first, some) if self.columns > self.config.PIECE else None
+            self.steps.reuse(mark)
+            found = self._lists(first, some)
+            pieces = self._pieces(found, first, some)
             self._launch(
                 out, False, d.rows or some * d.length, found=found, owner=owner, pieces=pieces, first=first, some=some
             )  # fmt: skip
-        return out
 
-    def _pieces(self, found: Lists, first: int, some: int) -> Tensor:
+    def _lists(self, first: int, some: int) -> Lists:
+        pairs = None if self.at.pairs is None else Pairs(self.at.d_order, self.at.d_ends_of_order)
+        return lists(self.steps, self.at.winners, self.d, first, some, self.rows, self.columns, pairs)
+
+    def _pieces(self, found: Lists, first: int, some: int) -> Slot | None:
+        """Sums of the entries of long rows, PIECE at a time; None where no row can be long."""
         q, d, config = self.q, self.d, self.config
-        D = q.data.shape[-1]
-        per_list = self._per_list()
-        programs = some * found.parts * per_list
-        pieces = torch.empty(programs * D, dtype=torch.float32, device=d.data.device)
-        _piece_kernel[(programs,)](
-            pieces, self.winners, self.grad, found.order, found.counters,
+        log2 = config.PIECE.bit_length() - 1
+        chunk_log2, rows, spare = found.shape
+        if self.at.pairs is None:
+            more = (self.columns - 1) >> log2
+            programs, entries = some * more, some * self.columns
+        else:
+            more, entries = 0, self.rows * self.columns
+            programs = entries >> log2
+        if programs == 0:
+            return None
+        pieces = self.steps.room(torch.float32, (entries >> log2) * self.D)
+        self.steps.launch(
+            _piece_kernel, programs,
+            pieces, self.at.winners, self.at.grad, found.order, found.counters,
+            self.at.pairs, self.at.d_order, self.at.d_ends_of_order,
             q.data, q.starts, q.ends, self.q_owner, d.starts, d.ends,
-            first, d.rows or some * d.length, self.columns, found.parts, found.chunks, per_list, *self.sizes, D,
+            first, some, rows, self.columns, more, log2, chunk_log2, spare, *self.sizes, self.D,
             *self.grad_strides, q.item, q.row, q.col,
-            GRID=self.grid, NORMALIZE=self.normalize, PIECE=config.PIECE, ENTRIES=config.ENTRIES * config.ROWS,
-            BLOCK_D=config.BLOCK_D, num_warps=config.num_warps,
+            self.grid, self.normalize, config.PIECE, config.ENTRIES * config.ROWS, config.BLOCK_D,
+            num_warps=config.num_warps,
         )  # fmt: skip
         return pieces
 
-    def _per_list(self) -> int:
-        return -(-min(self.columns, int(SIZE.value)) // self.config.PIECE)
-
     def _launch(
-        self,
-        out: Tensor,
-        of_queries: bool,
-        rows: int,
-        sorted: tuple[Tensor, Tensor] | None = None,
-        pair_lists: tuple[Tensor, Tensor] | None = None,
-        found: Lists | None = None,
-        owner: Tensor | None = None,
-        pieces: Tensor | None = None,
-        first: int = 0,
-        some: int = 0,
-    ) -> None:
+        self, out: Slot, of_queries: bool, rows: int, sorted: bool = False, order: Slot | None = None,
+        ends: Slot | None = None, found: Lists | None = None, owner: Slot | None = None, pieces: Slot | None = None,
+        first: int = 0, some: int = 0,
+    ) -> None:  # fmt: skip
         if rows == 0:
             return
         q, d, config = self.q, self.d, self.config
-        if found is None:
-            every, past = sorted or (None, None)
-            pair_order, pair_offsets = pair_lists or (None, None)
-            found = Lists(every, past, 1, 1, pair_order, pair_offsets)
-        order, counters, parts, chunks, *of_pairs = found
-        # documents of a query, one after another; else they lie in groups
-        d_group = d.group if d.data.ndim == 4 else self.K * d.item
-        _gradient_kernel[(triton.cdiv(rows, config.ROWS),)](
-            out, pieces, self.winners, self.grad, order, counters, self.pairs, *of_pairs, q.data, d.data,
+        entries, counters, (chunk_log2, _, spare) = found or ((order, ends) if sorted else (None, None)) + ((0, 0, 0),)
+        parts = 1 if found is None else -(-self.columns // SIZE.value)
+        pairs = (None, None) if sorted else (order, ends) if of_queries else (self.at.d_order, self.at.d_ends_of_order)
+        self.steps.launch(
+            _gradient_kernel, triton.cdiv(rows, config.ROWS),
+            out, pieces, self.at.winners, self.at.grad, entries, counters, self.at.pairs, *pairs, q.data, d.data,
             q.starts, q.ends, self.q_owner, d.starts, d.ends, owner,
-            first, some, 0 if d.rows else first * d.length, rows, self.columns, parts, chunks, self._per_list(),
-            *self.sizes, q.data.shape[-1], *self.grad_strides,
-            q.item, q.row, q.col, d_group, d.item, d.row, d.col,
-            GRID=self.grid, OF_QUERIES=of_queries, SORTED=sorted is not None, NORMALIZE=self.normalize,
-            PIECE=0 if pieces is None else config.PIECE, ROWS=config.ROWS, ENTRIES=config.ENTRIES,
-            BLOCK_D=config.BLOCK_D, num_warps=config.num_warps,
+            first, some, 0 if d.rows else first * d.length, rows, self.columns, parts, chunk_log2, spare,
+            *self.sizes, self.D, *self.grad_strides,
+            q.item, q.row, q.col, self.d_group, d.item, d.row, d.col,
+            self.grid, of_queries, sorted, self.normalize,
+            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D,
+            num_warps=config.num_warps,
         )  # fmt: skip
-
-    def _sorted(self, of_queries: bool, rows: int) -> tuple[Tensor, Tensor]:
-        """All winners in the order of the rows that their terms belong to, and where each row's end."""
-        count = self.winners.numel()
-        keys = torch.empty(count, dtype=torch.int32 if rows < 2**31 - 1 else torch.int64, device=self.winners.device)
-        _keys_kernel[(triton.cdiv(count, 1024),)](
-            keys, self.winners, self.pairs, self.q.starts, self.q.ends, self.q_owner, self.d.starts, self.d.ends,
-            count, self.columns, *self.sizes, rows, GRID=self.grid, OF_QUERIES=of_queries, BLOCK=1024,
-        )  # fmt: skip
-        keys, order = keys.sort(stable=True)
-        every = torch.arange(rows, dtype=keys.dtype, device=keys.device)
-        return order, torch.searchsorted(keys, every, right=True)
 
 
 def gradients(
@@ -197,18 +210,50 @@ def gradients(
 
     grad: upstream, `[NQ, ND]` or `[P]`, any strides.
     """
-    backward = _Backward(q, d, winners, grad, pairs, per_query, normalize)
-    return backward.queries() if need_queries else None, backward.documents() if need_documents else None
+    tensors = _Inputs(winners, grad, pairs, q.data, q.starts, q.ends, d.data, d.starts, d.ends)
+    for of_queries, side in ((True, q), (False, d)):
+        if need_queries if of_queries else need_documents:
+            order = None
+            if side.starts is not None and not side.consecutive:
+                order = _sorted(q, d, tensors, per_query, of_queries)
+            elif pairs is not None:
+                order = _grouped(pairs[:, 0 if of_queries else 1], side.count)
+            if order is not None and of_queries:
+                tensors = tensors._replace(q_order=order[0], q_ends_of_order=order[1])
+            elif order is not None:
+                tensors = tensors._replace(d_order=order[0], d_ends_of_order=order[1])
+    key = (
+        *_kind(q), *_kind(d), winners.shape, winners.dtype, winners.data_ptr() % 16, grad.stride(), grad.dtype,
+        pairs is None, per_query, normalize, need_queries, need_documents, CHUNK_BYTES, winners.device,
+    )  # fmt: skip
+    steps = _plans.get(key)
+    if steps is None:
+        steps = _Backward(q, d, tensors, per_query, normalize, (need_queries, need_documents)).steps
+        if len(_plans) >= MOST:
+            _plans.clear()
+        _plans[key] = steps
+    results = steps.run(winners.device, *tensors)
+    return results[0] if need_queries else None, results[-1] if need_documents else None
 
 
-def _owners(side: Side) -> Tensor:
+def _kind(side: Side) -> tuple[Any, ...]:
+    """What a side's steps depend on."""
+    data, starts = side.data, side.starts
+    return (
+        data.shape, data.dtype, data.data_ptr() % 16, *side[1:9], None if starts is None else starts.dtype,
+        side.consecutive,
+    )  # fmt: skip
+
+
+def owners(steps: Steps, side: Side) -> Slot:
     """For consecutive items the one that holds each token row, int32 `[T]`, −1: none."""
-    owners = torch.empty(side.rows, dtype=torch.int32, device=side.data.device)
+    found = steps.room(torch.int32, side.rows)
     if side.rows:
-        _owners_kernel[(triton.cdiv(side.rows, 256),)](
-            owners, side.starts, side.ends, side.count, side.rows, side.count.bit_length(), BLOCK=256
-        )
-    return owners
+        steps.launch(
+            _owners_kernel, triton.cdiv(side.rows, 256),
+            found, side.starts, side.ends, side.count, side.rows, side.count.bit_length(), 256,
+        )  # fmt: skip
+    return found
 
 
 def _grouped(item: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -216,3 +261,18 @@ def _grouped(item: Tensor, count: int) -> tuple[Tensor, Tensor]:
     item, order = item.clamp(0, count - 1).sort(stable=True)
     every = torch.arange(count + 1, dtype=item.dtype, device=item.device)
     return order, torch.searchsorted(item, every)
+
+
+def _sorted(q: Side, d: Side, tensors: _Inputs, per_query: int, of_queries: bool) -> tuple[Tensor, Tensor]:
+    """All winners in the order of the rows that their terms belong to, and where each row's end."""
+    winners = tensors.winners
+    count, rows = winners.numel(), q.rows if of_queries else d.rows
+    keys = torch.empty(count, dtype=torch.int32 if rows < 2**31 - 1 else torch.int64, device=winners.device)
+    _keys_kernel[(triton.cdiv(count, 1024),)](
+        keys, winners, tensors.pairs, q.starts, q.ends, None, d.starts, d.ends,
+        count, winners.shape[1], max(per_query, 1), q.count, d.count, max(q.length, 1), max(d.length, 1), q.rows,
+        d.rows, rows, GRID=tensors.pairs is None and not per_query, OF_QUERIES=of_queries, BLOCK=1024,
+    )  # fmt: skip
+    keys, order = keys.sort(stable=True)
+    every = torch.arange(rows, dtype=keys.dtype, device=keys.device)
+    return order, torch.searchsorted(keys, every, right=True)

@@ -286,5 +286,5 @@ def hopper_few(
             q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, 1, precision, masked_zero, processors,
             per_query,
         )  # fmt: skip
-    plain = q.mask is None and d.mask is None and out.winners is None
-    return HopperLaunch(kernel, programs, describe, arguments, lost) if plain else None
+    plain = q.mask is None and d.mask is None
+    return HopperLaunch(kernel, programs, describe, arguments[1:], lost) if plain else None

@@ -59,15 +59,15 @@ class HopperLaunch(NamedTuple):
     kernel: Any  # triton's CompiledKernel
     programs: tuple[int, int, int]
     describe: tuple[Any, ...]  # shape, strides, block and layout of the documents' descriptor
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...]  # but for those of `repeat`
     lost: Launch | None = None  # float32: what is scored again
     tiles: QueryTiles | None = None  # wide tokens: the queries laid out anew
 
-    def repeat(self, queries: Tensor, documents: Tensor, target: Tensor) -> None:
+    def repeat(self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None) -> None:
         q = (queries,) if self.tiles is None else self.tiles.laid_out(queries)
-        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), *q, target, *self.arguments)
+        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), *q, target, winners, *self.arguments)
         if self.lost is not None:
-            self.lost.repeat(queries, documents, target)
+            self.lost.repeat(queries, documents, target, winners)
 
 
 def hopper_scores(
@@ -172,9 +172,9 @@ def hopper_scores(
             )  # fmt: skip
         elif parts > 1:
             total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
-    if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None or out.winners is not None:
+    if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None:
         return None
-    launched = HopperLaunch(kernel, programs, describe, arguments, lost, moved)
+    launched = HopperLaunch(kernel, programs, describe, arguments[1:], lost, moved)
     return InParts(launched, sums.numel(), total) if parts > 1 else launched
 
 

@@ -14,44 +14,63 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .configs import power_of_two
+from .launches import Slot, Steps
 from .sides import Side, span
 
 SIZE = tl.constexpr(65536)
 PLACE = 64
 CHUNKS = tl.constexpr(64)  # of a list, at most
 # Sizes never make a new variant.
-COMMON = ("first", "columns", "parts", "chunk", "chunks", "rows", "LD", "TD")
+COMMON = ("first", "columns", "items", "list_log2", "chunk_log2", "chunks", "rows", "spare", "LD", "TD")
 TABLES = ("pair_order", "pair_offsets", "starts", "ends")
 
 
-class Lists(NamedTuple):
-    """order: positions in a list's part of the table, list after list. counters: `[parts, chunks, rows]`, of the last
-    chunk where a row's entries end. pair_order, pair_offsets: the pairs of each document."""
+class Pairs(NamedTuple):
+    """The pairs of each item: one after another, and where each item's begin."""
 
-    order: Tensor | None
-    counters: Tensor | None
-    parts: int
-    chunks: int
-    pair_order: Tensor | None
-    pair_offsets: Tensor | None
+    order: Slot | None
+    offsets: Slot | None
+
+
+class Lists(NamedTuple):
+    """order: positions in a list, list after list. counters: those of a document's chunks (`counters_of`); of a list's
+    last chunk, where the entries of each token end."""
+
+    order: Slot
+    counters: Slot
+    shape: tuple[int, int, int]  # chunk_log2, rows, spare
+
+
+@triton.jit
+def entries_of(doc, first, columns, pair_offsets):
+    """How many entries documents from `first` on have before a document's, and how many it has."""
+    if pair_offsets is None:
+        before = (doc.to(tl.int64) - first) * columns
+        own = columns
+    else:
+        before = tl.load(pair_offsets + doc).to(tl.int64) * columns
+        own = tl.load(pair_offsets + doc + 1).to(tl.int64) * columns - before
+    return before, own
 
 
 @triton.jit
 def list_base(doc, part, first, columns, pair_offsets):
-    """Where the entries of a list begin, in the table (pairs: in `pair_order`) and in `order`; how many they are."""
+    """Where the entries of a list begin: in the table (pairs: in `pair_order`, and in the row of that pair) and in
+    `order`; how many they are."""
+    before, own = entries_of(doc, first, columns, pair_offsets)
     if pair_offsets is None:
         skipped = part * SIZE
-        size = tl.minimum(columns - skipped, SIZE)
         at = doc.to(tl.int64) * columns + skipped
-        to = (doc.to(tl.int64) - first) * columns + skipped
+        rest = 0
+        size = tl.minimum(columns - skipped, SIZE)
     else:
-        at = tl.load(pair_offsets + doc).to(tl.int64)
-        size = (tl.load(pair_offsets + doc + 1) - at) * columns
-        to = at * columns
-    return at, to, size.to(tl.int32)
+        skipped = (own * 0 + part) * SIZE
+        at = tl.load(pair_offsets + doc).to(tl.int64) + skipped // columns
+        rest = (skipped % columns).to(tl.int32)
+        size = tl.minimum(tl.maximum(own - skipped, 0), SIZE)
+    return at, rest, before + skipped, size.to(tl.int32)
 
 
 @triton.jit
@@ -64,34 +83,108 @@ def won_by(winners, at, live):
 
 
 @triton.jit
-def _winners(winners, pair_order, at, v, end, columns):
+def _winners(winners, pair_order, at, rest, v, end, columns):
     """Which tokens won the entries v of a list that begins at `at`."""
     live = v < end
     if pair_order is None:
         place = at + v
     else:
-        pair = tl.load(pair_order + at + v // columns, mask=live, other=0).to(tl.int64)
-        place = pair * columns + v % columns
+        pair = tl.load(pair_order + at + (rest + v) // columns, mask=live, other=0).to(tl.int64)
+        place = pair * columns + (rest + v) % columns
     return won_by(winners, place, live)
 
 
 @triton.jit
-def _counters(counters, doc, part, c, first, chunks, rows, starts, ends, LD, TD):
-    """The counters of a chunk for the tokens of a document, and the number of those."""
+def tokens_of(doc, first, starts, ends, LD, TD):
+    """The counter of a document's first token, of those that begin with `first`, and how many tokens it has."""
     start, tokens = span(doc, starts, ends, LD, TD)
     if starts is None:
         start = (doc - first) * LD
-    return counters + (part * chunks + c).to(tl.int64) * rows + start, tokens.to(tl.int32)
+    return start, tokens.to(tl.int32)
 
 
 @triton.jit
-def _place(order, counters, winners, pair_order, at, to, begin, end, size, columns, STEP: tl.constexpr):
+def counters_of(start, c, before, chunk_log2, rows, spare):
+    """Where the counters of chunk c begin, of a document whose first token has counter `start`.
+
+    The first chunks of all documents have `rows` counters together; the others as many again each, or where that is
+    less `spare`.
+    """
+    c = c.to(tl.int64)
+    at = start + c * rows
+    if spare > 0:
+        at = tl.where(c > 0, rows + ((before >> chunk_log2) + c - 1) * spare, start + c * 0)
+    return at
+
+
+@triton.jit
+def ends_of(counters, start, part, size, before, chunk_log2, rows, spare, pair_offsets):
+    """The counters of a list's last chunk: where the entries of each token end."""
+    if pair_offsets is None:
+        last = part * SIZE
+    else:
+        last = (before * 0 + part) * SIZE
+    last = (last + tl.maximum(size, 1) - 1) >> chunk_log2
+    return counters + counters_of(start, last, before, chunk_log2, rows, spare)
+
+
+@triton.jit
+def document_of(j, items, columns, log2, pair_offsets):
+    """Of blocks of 2 ** log2 entries, but for the first of each document: whose block j is, and which of its own; one
+    past its last where j is nobody's."""
+    low = items * 0
+    high = items - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if (tl.load(pair_offsets + middle).to(tl.int64) * columns) >> log2 <= j:
+            low = middle
+        else:
+            high = middle - 1
+    return low.to(tl.int64), (j - ((tl.load(pair_offsets + low).to(tl.int64) * columns) >> log2) + 1).to(tl.int32)
+
+
+@triton.jit
+def _block(first, columns, items, log2, blocks, pair_offsets):
+    """A program's block of 2 ** log2 entries: whose it is, and which of its own (`blocks` where all have as many)."""
+    pid = tl.program_id(0)
+    if pair_offsets is None:
+        doc = first + (pid // blocks).to(tl.int64)
+        block = pid % blocks
+    else:
+        doc = pid.to(tl.int64)
+        block = pid * 0
+        if pid >= items:
+            doc, block = document_of(pid - items, items, columns, log2, pair_offsets)
+    return doc, block
+
+
+@triton.jit
+def _chunk(counters, first, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, starts, ends, LD, TD):
+    """A program's chunk: where its list begins and how many entries that has (`list_base`), its counters and their
+    number, where in the list it begins and ends, and whether it is all of it."""
+    doc, c = _block(first, columns, items, chunk_log2, chunks, pair_offsets)
+    skipped = c.to(tl.int64) << chunk_log2
+    part = skipped // SIZE
+    at, rest, to, size = list_base(doc, part, first, columns, pair_offsets)
+    before, _ = entries_of(doc, first, columns, pair_offsets)
+    start, tokens = tokens_of(doc, first, starts, ends, LD, TD)
+    counters += counters_of(start, c, before, chunk_log2, rows, spare)
+    begin = (skipped - part * SIZE).to(tl.int32)
+    end = tl.minimum(begin + (1 << chunk_log2), size)
+    tokens = tl.where((c == 0) | (begin < size), tokens, 0)  # nobody's chunk has none
+    return at, rest, to, size, counters, tokens, begin, end, (begin == 0) & (end == size)
+
+
+@triton.jit
+def _place(
+    order, counters, winners, pair_order, at, rest, to, begin, end, size, columns, STEP: tl.constexpr
+):  # fmt: skip
     """Puts entries begin to end where they belong, STEP at a time: after those of the same token that came before."""
     i = tl.arange(0, STEP)
-    after = _winners(winners, pair_order, at, begin + i, end, columns)
+    after = _winners(winners, pair_order, at, rest, begin + i, end, columns)
     for low in range(begin, end, STEP):
         won = after
-        after = _winners(winners, pair_order, at, low + STEP + i, end, columns)
+        after = _winners(winners, pair_order, at, rest, low + STEP + i, end, columns)
         live = won >= 0
         # of the same token: earlier ones count 1, this one and later ones 65536
         weight = tl.where(i[:, None] < i[None, :], 1, 65536)
@@ -106,51 +199,57 @@ def _place(order, counters, winners, pair_order, at, to, begin, end, size, colum
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _count_kernel(
     order, counters_ptr, winners, pair_order, pair_offsets, starts, ends,
-    first, columns, parts, chunk, chunks, rows, LD, TD,
+    first, columns, items, chunk_log2, chunks, rows, spare, LD, TD,
     WHOLE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk. WHOLE: it is all of a list, and is sorted at once."""
-    c = tl.program_id(0) % chunks
-    part = tl.program_id(0) // chunks % parts
-    doc = first + (tl.program_id(0) // chunks // parts).to(tl.int64)
-    at, to, size = list_base(doc, part, first, columns, pair_offsets)
-    counters, tokens = _counters(counters_ptr, doc, part, c, first, chunks, rows, starts, ends, LD, TD)
-    begin = c * chunk
-    end = size if WHOLE else tl.minimum(begin + chunk, size)
+    """One program a chunk. WHOLE: one that is all of a list is sorted at once."""
+    at, rest, to, size, counters, tokens, begin, end, whole = _chunk(
+        counters_ptr, first, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, starts, ends, LD, TD
+    )
     lane = tl.arange(0, BLOCK)
     for low in range(0, tokens, BLOCK):
         tl.store(counters + low + lane, 0, mask=low + lane < tokens)
     tl.debug_barrier()
     for low in range(begin, end, BLOCK):
-        won = _winners(winners, pair_order, at, low + lane, end, columns)
+        won = _winners(winners, pair_order, at, rest, low + lane, end, columns)
         tl.atomic_add(counters + won, 1, mask=won >= 0, sem="relaxed")
     if WHOLE:
         tl.debug_barrier()
-        earlier = tokens * 0
-        for low in range(0, tokens, BLOCK):
-            # from where the atomics went, past the nearer cache
-            count = tl.load(counters + low + lane, mask=low + lane < tokens, other=0, cache_modifier=".cg")
-            tl.store(counters + low + lane, earlier + tl.cumsum(count, 0) - count, mask=low + lane < tokens)
-            earlier += tl.sum(count, 0)
-    if WHOLE:
-        tl.debug_barrier()
-        _place(order, counters, winners, pair_order, at, to, begin, end, size, columns, STEP)
+        if whole:
+            earlier = tokens * 0
+            for low in range(0, tokens, BLOCK):
+                # from where the atomics went, past the nearer cache
+                count = tl.load(counters + low + lane, mask=low + lane < tokens, other=0, cache_modifier=".cg")
+                tl.store(counters + low + lane, earlier + tl.cumsum(count, 0) - count, mask=low + lane < tokens)
+                earlier += tl.sum(count, 0)
+            tl.debug_barrier()
+            _place(order, counters, winners, pair_order, at, rest, to, begin, end, size, columns, STEP)
 
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _begin_kernel(
-    counters_ptr, starts, ends, first, parts, chunks, rows, LD, TD, BLOCK: tl.constexpr, CHUNKS: tl.constexpr
-):
-    """One program a list: how often each token won in each chunk → where those entries begin."""
-    part = tl.program_id(0) % parts
-    doc = first + (tl.program_id(0) // parts).to(tl.int64)
-    counters, tokens = _counters(counters_ptr, doc, part, 0, first, chunks, rows, starts, ends, LD, TD)
+    counters_ptr, pair_offsets, starts, ends, first, columns, items, list_log2, chunk_log2, chunks, rows, spare, LD, TD,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """One program a list, `chunks` a document: how often each token won in each chunk → where those entries begin.
+    WHOLE: but in a list of one chunk."""
+    doc, part = _block(first, columns, items, list_log2, chunks, pair_offsets)
+    _, _, _, size = list_base(doc, part, first, columns, pair_offsets)
+    before, _ = entries_of(doc, first, columns, pair_offsets)
+    start, tokens = tokens_of(doc, first, starts, ends, LD, TD)
     chunk = tl.arange(0, CHUNKS)
+    c = part.to(tl.int64) << (list_log2 - chunk_log2)
+    step = tl.where(spare > 0, spare, rows)  # from a chunk's counters to those of the next, but for the first of all
+    others = counters_of(start, c + 1, before, chunk_log2, rows, spare) + (chunk.to(tl.int64) - 1) * step
+    counters = counters_ptr + tl.where(chunk == 0, counters_of(start, c, before, chunk_log2, rows, spare), others)
+    there = (chunk << chunk_log2) < size
     earlier = tokens * 0
+    if WHOLE:
+        tokens = tl.where(size > (1 << chunk_log2), tokens, 0)
     for low in range(0, tokens, BLOCK):
         token = low + tl.arange(0, BLOCK)
-        at = counters + chunk[:, None].to(tl.int64) * rows + token[None, :]
-        real = (chunk < chunks)[:, None] & (token < tokens)[None, :]
+        at = counters[:, None] + token[None, :]
+        real = there[:, None] & (token < tokens)[None, :]
         count = tl.load(at, mask=real, other=0)
         whole = tl.sum(count, 0)
         begin = earlier + tl.cumsum(whole, 0) - whole
@@ -160,50 +259,55 @@ def _begin_kernel(
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _place_kernel(
-    order, counters_ptr, winners, starts, ends, first, columns, parts, chunk, chunks, rows, LD, TD, STEP: tl.constexpr
-):
-    """One program a chunk: its entries go where they belong."""
-    c = tl.program_id(0) % chunks
-    part = tl.program_id(0) // chunks % parts
-    doc = first + (tl.program_id(0) // chunks // parts).to(tl.int64)
-    at, to, size = list_base(doc, part, first, columns, None)
-    counters, _ = _counters(counters_ptr, doc, part, c, first, chunks, rows, starts, ends, LD, TD)
-    end = tl.minimum((c + 1) * chunk, size)
-    _place(order, counters, winners, None, at, to, c * chunk, end, size, columns, STEP)
+    order, counters_ptr, winners, pair_order, pair_offsets, starts, ends,
+    first, columns, items, chunk_log2, chunks, rows, spare, LD, TD,
+    WHOLE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """One program a chunk: its entries go where they belong. WHOLE: but of a list of one chunk."""
+    at, rest, to, size, counters, _, begin, end, whole = _chunk(
+        counters_ptr, first, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, starts, ends, LD, TD
+    )
+    if WHOLE:
+        end = tl.where(whole, begin, end)
+    _place(order, counters, winners, pair_order, at, rest, to, begin, end, size, columns, STEP)
 
 
 def chunk_size(tokens: int) -> int:
-    """Entries of a chunk for documents of about so many tokens: its counters take a byte an entry at most."""
+    """Entries of a chunk for documents of up to so many tokens: its counters take a byte an entry at most."""
     return min(max(power_of_two(4 * tokens), 1024), int(SIZE.value))
 
 
 def lists(
-    winners: Tensor, d: Side, first: int, documents: int, pair_order: Tensor | None, pair_offsets: Tensor | None
+    steps: Steps, winners: Slot, d: Side, first: int, documents: int, rows: int, columns: int, pairs: Pairs | None
 ) -> Lists:
-    """The lists of `documents` documents from `first` on."""
-    device, columns = winners.device, winners.shape[1]
-    rows = d.rows or documents * d.length
-    sizes = (d.length, d.rows)
-    if pair_order is not None:
-        parts, chunk, chunks, whole = 1, SIZE.value, 1, True
-        # zeros: where wrong offsets make documents overlap, not every place is written
-        order = torch.zeros(winners.numel(), dtype=torch.int32, device=device)
-    else:
-        parts = -(-columns // SIZE.value)
-        chunk = chunk_size(d.rows // max(d.count, 1) if d.rows else d.length)
-        whole = columns <= max(chunk, 2048)
-        chunks = 1 if whole else -(-min(columns, SIZE.value) // chunk)
-        order = torch.empty(documents * columns, dtype=torch.int16, device=device)
-    counters = torch.empty(parts * chunks * rows, dtype=torch.int32, device=device)
-    programs = (documents * parts * chunks,)
-    shape = (first, columns, parts, chunk, chunks, rows, *sizes)
-    _count_kernel[programs](
-        order, counters, winners, pair_order, pair_offsets, d.starts, d.ends, *shape,
-        WHOLE=whole, BLOCK=1024, STEP=128, num_warps=4,
-    )  # fmt: skip
-    if not whole:
-        _begin_kernel[(documents * parts,)](
-            counters, d.starts, d.ends, first, parts, chunks, rows, *sizes, BLOCK=64, CHUNKS=CHUNKS
-        )
-        _place_kernel[programs](order, counters, winners, d.starts, d.ends, *shape, STEP=PLACE, num_warps=1)
-    return Lists(order, counters, parts, chunks, pair_order, pair_offsets)
+    """The lists of `documents` documents from `first` on (with pairs of all), of winners `[rows, columns]`."""
+    size_log2, tokens = SIZE.value.bit_length() - 1, d.rows or documents * d.length
+    longest = min(d.length, d.rows) if d.rows else d.length
+    entries = (documents if pairs is None else rows) * columns
+    chunk = chunk_size(longest)
+    together = pairs is not None or columns <= max(chunk, 2048)  # whether lists of one chunk are sorted at once
+    if together:  # of pairs without asking how many a document has: others' launches end at once
+        chunk = max(chunk, min(2048 if pairs is None else 4096, SIZE.value))
+    log2 = chunk.bit_length() - 1
+    chunks, parts = -(-columns // chunk), -(-columns >> size_log2)
+    # counters of all chunks but the first of each document
+    spare = longest
+    others = (entries >> log2) * spare
+    if pairs is None and (chunks - 1) * tokens <= others:
+        spare, others = 0, (chunks - 1) * tokens
+    order = steps.room(torch.int16, entries)
+    counters = steps.room(torch.int32, tokens + others)
+    of_pairs = pairs or Pairs(None, None)
+    shape = (tokens, spare, d.length, d.rows)
+    programs, many = documents * chunks, documents * parts
+    if pairs is not None:
+        programs, many = documents + (entries >> log2), documents + (entries >> size_log2)
+    where = (order, counters, winners, *of_pairs, d.starts, d.ends, first, columns, documents, log2, chunks, *shape)
+    steps.launch(_count_kernel, programs, *where, together, 1024, 128)
+    if programs > documents if pairs is not None else not together:
+        steps.launch(
+            _begin_kernel, many, counters, of_pairs.offsets, d.starts, d.ends, first, columns, documents, size_log2,
+            log2, parts, *shape, together, 64, CHUNKS.value,
+        )  # fmt: skip
+        steps.launch(_place_kernel, programs, *where, together, PLACE, num_warps=1)
+    return Lists(order, counters, (log2, tokens, spare))

@@ -396,4 +396,4 @@ def launch(
     )  # fmt: skip
     blocks = (tiles * (docs if lost else -(-columns // docs)), 1, 1)
     kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)
-    return Launch(kernel, blocks, arguments)
+    return Launch(kernel, blocks, arguments[1:])

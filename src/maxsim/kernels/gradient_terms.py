@@ -1,0 +1,130 @@
+"""The terms of a token row's gradient, for the backward: where they stand, and their sum in a fixed order.
+
+ENTRIES terms of each of ROWS rows are read at once, and where the next ones stand is found meanwhile. With one warp and
+32 terms each lane finds one; the lanes then read rows together, whatever each belongs to.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .lists import won_by
+from .sides import span
+
+
+@triton.jit
+def _find(
+    k, live, own, to, order, pair_order, winners, columns,
+    OF_QUERIES: tl.constexpr, SORTED: tl.constexpr,
+):  # fmt: skip
+    """Term k → where it stands, in the table, among pairs or in its list, and the document token that won it."""
+    if SORTED:
+        at = tl.load(order + k, mask=live, other=0)
+        won = won_by(winners, at, live)
+    elif OF_QUERIES:
+        at = k.to(tl.int64)
+        if pair_order is not None:
+            at = tl.load(pair_order + k, mask=live, other=0).to(tl.int64)
+        won = won_by(winners, at * columns + own, live)
+    else:
+        at = tl.load(order + to + k, mask=live, other=0).to(tl.int32)
+        if order.dtype.element_ty == tl.int16:
+            at &= 0xFFFF
+        won = tl.where(live, 0, -1)
+    return at, won
+
+
+@triton.jit
+def sum_terms(
+    low, high, slot, own, n, doc, at, over, to, size, skipped,
+    winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
+    columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
+    q_item, q_row, q_col, d_group, d_item, d_row, d_col,
+    GRID: tl.constexpr, OF_QUERIES: tl.constexpr, SORTED: tl.constexpr, NORMALIZE: tl.constexpr,
+    ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Sums of the terms low to high of ROWS rows, ENTRIES at a time; and how many there were, for each lane.
+
+    own: of queries the column of the table; n, doc: the item that a row belongs to; at, over, to, size: the list of a
+    document (`list_base`), `skipped` entries after its first one's.
+    """
+    d = tl.arange(0, BLOCK_D)
+    total = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    terms = tl.zeros([ROWS * ENTRIES], tl.int32)
+    k = low + slot
+    next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES, SORTED)
+    for _ in range(0, tl.max(high - low, 0), ENTRIES):
+        where = next_at
+        won = next_won
+        k += ENTRIES  # the next ones are found while these are read
+        next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES, SORTED)
+        live = won >= 0
+        # which pair p, query with its token, and document
+        if SORTED:
+            p = where // columns
+            column = where % columns
+        elif OF_QUERIES:
+            p = where
+            column = own
+        elif GRID or pairs is None:
+            p = doc
+            column = skipped + where
+            live = live & (where < size)  # where documents overlap, not every place of a list is written
+        else:
+            live = live & (where < size)
+            p = tl.load(pair_order + at + (over + where) // columns, mask=live, other=0).to(tl.int64)
+            column = (over + where) % columns
+        query = n
+        document = doc
+        token = column
+        if SORTED or OF_QUERIES:
+            document = p
+            if pairs is not None:
+                document = tl.load(pairs + p * 2 + 1, mask=live, other=0).to(tl.int64)
+                document = tl.minimum(tl.maximum(document, 0), ND - 1)
+        if SORTED or not OF_QUERIES:
+            if GRID:
+                if q_owner is None:
+                    query = (column.to(tl.uint32) // LQ.to(tl.uint32)).to(tl.int32)
+                    token = column - query * LQ
+                else:
+                    query = tl.maximum(tl.load(q_owner + column, mask=live, other=0), 0)
+            elif pairs is not None:
+                query = tl.minimum(tl.maximum(tl.load(pairs + p * 2, mask=live, other=0), 0), NQ - 1)
+            elif SORTED:
+                query = p // K
+        if GRID:
+            g = tl.load(grad + query.to(tl.int64) * grad_query + document * grad_document, mask=live, other=0.0)
+        else:
+            g = tl.load(grad + p * grad_query, mask=live, other=0.0)
+        if OF_QUERIES:
+            at_row = won.to(tl.int64) * d_row
+            if d_starts is not None:
+                start, length = span(tl.where(live, document, 0), d_starts, d_ends, LD, TD)
+                at_row += start * d_row
+            elif GRID or pairs is not None:
+                at_row += document * d_item
+            else:
+                query = p // K if SORTED else n
+                at_row += query * d_group + (p - query * K) * d_item
+        else:
+            at_row = token.to(tl.int64) * q_row
+            if q_starts is None:
+                at_row += query.to(tl.int64) * q_item
+            elif (not GRID) or q_owner is None:
+                start, length = span(tl.where(live, query, 0), q_starts, q_ends, LQ, TQ)
+                at_row += start * q_row
+        at_row = tl.where(live, at_row, -1024)[:, None]  # a power of two, or loads would be narrow
+        if OF_QUERIES:
+            tile_ptrs = d_ptr + at_row + d[None, :].to(tl.int64) * d_col
+        else:
+            tile_ptrs = q_ptr + at_row + d[None, :].to(tl.int64) * q_col
+        tile = tl.load(tile_ptrs, mask=(at_row >= 0) & (d < D)[None, :], other=0.0)
+        term = tile.to(tl.float32)
+        if NORMALIZE:
+            term = term / tl.maximum(tl.sqrt_rn(tl.sum(term * term, 1)), 1e-12)[:, None]
+            terms += live.to(tl.int32)
+        term *= g.to(tl.float32)[:, None]
+        total += tl.sum(tl.reshape(term, [ROWS, ENTRIES, BLOCK_D]), 1)
+    return total, terms
