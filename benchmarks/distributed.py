@@ -40,6 +40,8 @@ NAIVE_ELEMENTS = 2**33  # of similarities: more do not fit beside their gradient
 
 def naive(queries: Tensor, documents: Tensor) -> Tensor:
     everything = torch.cat(torch.distributed.nn.functional.all_gather(documents))
+    if everything.requires_grad:
+        everything.register_hook(Tensor.contiguous)  # which sending gradients home asks for
     return torch.einsum("qid,njd->qnij", queries, everything).amax(-1).float().sum(-1)
 
 

@@ -357,9 +357,10 @@ def on_wrong_arguments(method: str) -> None:
 def on_disagreement(method: str) -> None:
     wrong, q, d = dist.get_rank() == 1, torch.ones(2, 3, D, device=here()), torch.ones(2, 5, D, device=here())
     other = METHODS[METHODS.index(method) - 1]
+    dtype = torch.bfloat16 if wrong else torch.float32
     for call, text in (
         (lambda: score(q[..., : D - wrong], d[..., : D - wrong], method=method), "widths by rank: [16, 15]"),
-        (lambda: score(q.double() if wrong else q, d.double() if wrong else d, method=method), "dtypes by rank"),
+        (lambda: score(q.to(dtype), d.to(dtype), method=method), "dtypes by rank"),
         (lambda: score(q, d, method=other if wrong else method), "method by rank"),
         (lambda: score(q, d, masked="zero" if wrong else "exclude", method=method), "masked by rank"),
         (lambda: score(q, d, normalize=wrong, method=method), "normalize by rank"),
@@ -375,7 +376,7 @@ def on_disagreement(method: str) -> None:
     with pytest.raises(RuntimeError, match="of different calls"):
         (second if wrong else first).sum().backward()
     with pytest.raises(RuntimeError, match="not at the same step"):
-        offset(2) if wrong else mean(torch.ones(2))
+        offset(2) if wrong else mean(torch.ones(2, device=here()))
     plain(method)
 
 

@@ -210,9 +210,9 @@ def test_an_earlier_download_serves_without_a_network(model, tmp_path, environme
     (cache / "snapshots").mkdir()
     (cache / "snapshots" / commit).symlink_to(model, target_is_directory=True)
     code = """
-import huggingface_hub.file_download, maxsim.encode
+import huggingface_hub.errors, huggingface_hub.file_download, maxsim.encode
 def unreachable(*arguments, **options):
-    raise ConnectionError
+    raise huggingface_hub.errors.OfflineModeIsEnabled
 huggingface_hub.get_hf_file_metadata = huggingface_hub.file_download.get_hf_file_metadata = unreachable
 print(maxsim.encode.load("some/name", "cpu").dim)
 """

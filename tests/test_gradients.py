@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 import maxsim
 from maxsim import dispatch, plans
+from maxsim.kernels import cpu_product
 
 NQ, ND, LQ, LD, D = 4, 6, 3, 9, 16
 
@@ -446,6 +447,7 @@ def test_transforms_of_torch_func_are_refused(lane, side):
     ):
         with pytest.raises(NotImplementedError, match=r"torch\.func.*torch\.autograd\.grad.*instead of vmap"):
             call()
+    cpu_product._product.cache_clear()  # a first score inside of vmap
     assert torch.func.vmap(lambda x: x * lane.score(q, d).sum())(torch.ones(2, device=lane.device)).shape == (2,)
 
 
