@@ -139,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = torch.device(chosen.device)
     torch.manual_seed(0)
     where = asdict(environment(device, chosen.commit))
-    records = []
+    records: list[Record] = []
+    kept = None
     for shape in chosen.shapes:
         LQ, LD = map(int, shape.split("x"))
         encoder = Encoder(chosen.layers, chosen.width, max(LQ, LD)).to(device)
@@ -179,9 +180,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                         del players[name]
                 if len(losses) == 2 and abs(losses["maxsim"] - losses["naive"]) > 0.02 * abs(losses["naive"]):
                     raise AssertionError(f"{shape}, {pairs} pairs: losses {losses}")
+                kept = write(records, Path(chosen.out), "step")  # after every size: what follows may be stopped
                 pairs *= 2
         del encoder
-    print("record:", write(records, Path(chosen.out), "step"))
+    print("record:", kept)
 
 
 if __name__ == "__main__":
