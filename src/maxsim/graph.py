@@ -36,6 +36,8 @@ def run(problem: Problem, backend: str | None, winners: bool = False, maxima: bo
 
 def _tensors(problem: Problem) -> tuple[Tensor | None, ...]:
     q, d = problem.queries, problem.documents
+    if d.codes is not None:
+        raise NotImplementedError("torch.compile does not trace scores of quantised documents: call them outside of it")
     return q.data, d.data, q.starts, q.ends, q.mask, d.starts, d.ends, d.mask, problem.pairs
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .packed import Packed, Views, as_tensor, numbers
+from .quantized import Codes, Quantized
 
 Array: TypeAlias = Tensor | np.ndarray
-TokensLike: TypeAlias = Array | Packed | Views | Sequence[Any] | Iterable[Any]
+TokensLike: TypeAlias = Array | Packed | Views | Quantized | Sequence[Any] | Iterable[Any]
 MaskLike: TypeAlias = Array | Sequence[Any] | None
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -27,7 +28,7 @@ class Tokens:
     Padded: `data` is `[N, L, D]` or, for candidates, `[NQ, K, L, D]` (count = NQ·K), any strides; `starts` is None.
     Ragged: `data` is `[T, D]`; item n is `data[starts[n]:ends[n]]`, and `consecutive` says that items follow one
     another. `max_length` bounds an item's tokens. `mask` is boolean with the shape `data.shape[:-1]`, True = keep, or
-    None.
+    None. Of quantised documents `data` are the codes, and `codes` says what they stand for.
     """
 
     data: Tensor
@@ -37,10 +38,11 @@ class Tokens:
     ends: Tensor | None = None
     consecutive: bool = False
     mask: Tensor | None = None
+    codes: Codes | None = None
 
     @property
     def width(self) -> int:
-        return self.data.shape[-1]
+        return self.data.shape[-1] if self.codes is None else self.codes.width
 
     @property
     def ragged(self) -> bool:
@@ -64,16 +66,17 @@ class Tokens:
             starts=move(self.starts),
             ends=move(self.ends),
             mask=move(self.mask),
+            codes=None if self.codes is None else self.codes.to(device),
         )
 
     def slice(self, low: int, high: int) -> Tokens:
         """Items low to high, without copying tokens."""
+        codes = None if self.codes is None else self.codes.range(low, high, self.ragged)
         if self.starts is not None and self.ends is not None:
-            return dataclasses.replace(
-                self, count=high - low, starts=self.starts[low:high], ends=self.ends[low:high], consecutive=False
-            )
+            starts, ends = self.starts[low:high], self.ends[low:high]
+            return dataclasses.replace(self, count=high - low, starts=starts, ends=ends, consecutive=False, codes=codes)
         mask = None if self.mask is None else self.mask[low:high]
-        return dataclasses.replace(self, data=self.data[low:high], count=high - low, mask=mask)
+        return dataclasses.replace(self, data=self.data[low:high], count=high - low, mask=mask, codes=codes)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.documents.data.dtype
+        """Of both sides; where documents are quantised that of the queries."""
+        return self.queries.data.dtype
 
     @property
     def result_dtype(self) -> torch.dtype:
@@ -148,8 +152,14 @@ def make_problem(
         raise ValueError(f"masked must be 'exclude' or 'zero', got {masked!r}")
     if not isinstance(normalize, (bool, np.bool_)):
         raise TypeError(f"normalize must be True or False, got {type(normalize).__name__}")
-    q, q_groups = _tokens(queries, query_mask, "queries")
-    d, groups = _tokens(documents, document_mask, "documents")
+    q, q_groups = tokens_of(queries, query_mask, "queries")
+    d, groups = tokens_of(documents, document_mask, "documents")
+    if q.codes is not None:
+        raise TypeError("queries must be tokens, got Quantized: only documents can be quantised")
+    if normalize and d.codes is not None and not d.codes.normalized:
+        raise ValueError(
+            "normalize=True takes documents whose unit vectors were quantised: quantize(documents, normalize=True)"
+        )
     if q_groups is not None:
         raise ValueError("queries must be [NQ, LQ, D], [LQ, D] or a flat list of [LQ, D], got one level too many")
     q, d = _agree(q, d)
@@ -165,10 +175,13 @@ def make_problem(
     return Problem(q, d, pair_index, per_query, masked == "zero", bool(normalize))
 
 
-def _tokens(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, tuple[int, int] | None]:
+def tokens_of(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, tuple[int, int] | None]:
     """→ tokens, and (NQ, K) where the value holds K documents for each of NQ queries."""
     if isinstance(value, (Packed, Views)):
         return _from_ragged(value, mask, side), None
+    if isinstance(value, Quantized):
+        groups = (len(value) // value.per_query, value.per_query) if value.per_query else None
+        return _from_quantized(value, mask, side), groups
     if isinstance(value, np.ndarray) and value.dtype == object:
         # of items of one length numpy makes a block of Python floats, whose dtype is lost: float32 then
         value = list(value) if value.ndim == 1 else value.astype(np.float32)
@@ -215,6 +228,28 @@ def _from_ragged(value: Packed | Views, mask: MaskLike, side: str) -> Tokens:
     if given is not None and given.shape != tokens.shape[:1]:
         raise ValueError(f"{side} mask must have one entry a token, [{tokens.shape[0]}], got {list(given.shape)}")
     return Tokens(tokens, len(value), value.max_length, value.starts, value.ends, isinstance(value, Packed), given)
+
+
+def _from_quantized(value: Quantized, mask: MaskLike, side: str) -> Tokens:
+    kept = value.mask
+    if mask is not None:
+        shape = value.codes.shape[:-1]
+        if not isinstance(mask, (Tensor, np.ndarray)) and value.starts is not None and value.ends is not None:
+            mask = _list_mask(mask, (value.ends - value.starts).tolist(), side)
+        given = _bool(mask, side, value.device)
+        if given.shape != shape:
+            raise ValueError(f"{side} mask must have the shape of the codes, {list(shape)}, got {list(given.shape)}")
+        kept = given if kept is None else kept & given
+    return Tokens(
+        value.codes,
+        len(value),
+        value.max_length,
+        value.starts,
+        value.ends,
+        value.consecutive,
+        kept,
+        value.parameters,
+    )
 
 
 def _from_nested(tensor: Any, mask: MaskLike, side: str) -> Tokens:
@@ -290,23 +325,32 @@ def _bool(mask: Any, side: str, device: torch.device | None) -> Tensor:
     return tensor if device is None else tensor.to(device, non_blocking=True)
 
 
+def check_tokens(tokens: Tokens, side: str) -> None:
+    """Floats, at least one column."""
+    if tokens.data.dtype not in FLOATS:
+        raise TypeError(
+            f"{side} must be float16, bfloat16, float32 or float64, got {tokens.data.dtype}; "
+            "integer codes mean nothing without their scales: see maxsim.quantize"
+        )
+    if tokens.width == 0:
+        raise ValueError(f"{side} must have at least one column, got shape {list(tokens.data.shape)}")
+
+
 def _agree(q: Tokens, d: Tokens) -> tuple[Tokens, Tokens]:
     """Same dtype, width and device on both sides; an empty list takes those of the other side."""
     if q.data.shape == (0, 0):
-        q = dataclasses.replace(q, data=d.data.new_empty(0, 0, max(d.width, 1)))
+        dtype = d.data.dtype if d.codes is None else torch.float32
+        q = dataclasses.replace(q, data=d.data.new_empty(0, 0, max(d.width, 1), dtype=dtype))
     if d.data.shape == (0, 0):
         d = dataclasses.replace(d, data=q.data.new_empty(0, 0, max(q.width, 1)))
-    for side, tokens in (("queries", q), ("documents", d)):
-        if tokens.data.dtype not in FLOATS:
-            raise TypeError(
-                f"{side} must be float16, bfloat16, float32 or float64, got {tokens.data.dtype}; "
-                "integer codes mean nothing without their scales"
-            )
-        if tokens.width == 0:
-            raise ValueError(f"{side} must have at least one column, got shape {list(tokens.data.shape)}")
+    check_tokens(q, "queries")
+    if d.codes is None:
+        check_tokens(d, "documents")
     if q.data.is_meta and not d.data.is_meta:
         raise ValueError(f"queries are on the meta device, which holds no values, and documents on {d.data.device}")
-    if q.data.dtype != d.data.dtype:
+    if d.codes is not None and q.data.dtype == torch.float64:
+        raise TypeError("queries are torch.float64 and documents quantised: cast, for example queries.float()")
+    if d.codes is None and q.data.dtype != d.data.dtype:
         raise TypeError(
             f"queries are {q.data.dtype} and documents {d.data.dtype}: cast one, for example queries.to({d.data.dtype})"
         )

@@ -94,3 +94,31 @@ def gradients(
         grad_query[i] += upstream * (d - (q @ d) * q) / q_norm
         grad_document[j] += upstream * (q - (q @ d) * d) / d_norm
     return grad_query, grad_document
+
+
+def code_scale(tokens: np.ndarray, codec: str) -> np.float32:
+    """Of all these tokens together, `[D]` or `[L, D]`: the largest magnitude becomes the largest code."""
+    largest = np.float32(np.abs(np.asarray(tokens, np.float64)).max(initial=0.0))
+    limit = {"int8": 127, "fp8": 448}[codec]
+    return max(np.float32(largest / np.float32(limit)), np.float32(2.0**-126))
+
+
+def code_values(token: np.ndarray, scale: np.float32, codec: str) -> np.ndarray:
+    """A token `[D]` → its codes as numbers: the float32 quotients, rounded to the nearest, ties to even, saturating.
+
+    A quantised token is `scale * codes`, in float64 without rounding; a score of quantised documents is the score of
+    such documents and, of `int8` and `fp8`, of query tokens quantised each with a scale of its own.
+    """
+    known = np.arange(128.0)
+    if codec == "fp8":  # e4m3: 4 bits of exponent, of which the last has no infinity, 3 of mantissa, and no sign
+        bits = np.arange(127)
+        exponent, mantissa = bits >> 3, bits & 7
+        known = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    codes = []
+    for x in np.asarray(token, np.float64):
+        quotient = float(np.float32(x) / scale)
+        distance = np.abs(known - abs(quotient))
+        nearest = np.flatnonzero(distance == distance.min())
+        place = nearest[0] if len(nearest) == 1 or nearest[0] % 2 == 0 else nearest[1]
+        codes.append(math.copysign(float(known[place]), quotient))
+    return np.array(codes)

@@ -49,6 +49,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
     if problem.dtype == torch.float32 and d.width > 128:
         why.append(f"serves {problem.dtype} tokens of width 1 to 128, not {d.width}")
+    if d.codes is not None:
+        why.append(f"does not serve quantised documents ({d.codes.codec}) yet")
     if problem.normalize:
         why.append("does not normalise")
     if not problem.grid:
