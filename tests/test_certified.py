@@ -19,7 +19,7 @@ import maxsim
 from maxsim import Packed, Views, best, certified_topk, error_bound, quantize, reference
 
 INF = float("inf")
-CODECS = SCALED
+CODECS = ("int8", "fp8", "residual", "pq")
 
 
 def items(seed: int, lengths: list[int], D: int, spread: float) -> list[torch.Tensor]:
@@ -43,7 +43,15 @@ def problems(draw):
     if draw(st.booleans()):
         generator = torch.Generator().manual_seed(seed)
         masks = [torch.rand(len(x), generator=generator) < 0.7 for x in d]
-    options = {"codec": draw(st.sampled_from(CODECS)), "scale": draw(st.sampled_from((*SCALES, 0.01)))}
+    codec = draw(st.sampled_from(CODECS))
+    options = {"codec": codec}
+    if codec in SCALED:
+        options["scale"] = draw(st.sampled_from((*SCALES, 0.01)))
+    elif codec == "residual":
+        options |= {"bits": draw(st.sampled_from((1, 2, 4, 8))), "renormalize": draw(st.booleans())}
+        options["centroids"] = draw(st.integers(1, 40))
+    else:
+        options["parts"] = draw(st.sampled_from([n for n in range(1, D + 1) if D % n == 0]))
     return q, d, masks, options, draw(st.sampled_from(("exclude", "zero"))), draw(st.booleans())
 
 

@@ -18,6 +18,8 @@ from maxsim import Packed, Quantized, Views, quantize
 
 
 def made(form: str, codec: str = "int8", **options) -> Quantized:
+    if codec == "pq":
+        options.setdefault("parts", 4)
     d = random(1, 6, 4, 8)
     mask = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) < 0.7
     return {
@@ -35,11 +37,14 @@ def made(form: str, codec: str = "int8", **options) -> Quantized:
 FORMS = ("padded", "masked", "list", "masked list", "selected", "views", "none", "without tokens")
 
 
+OPTIONS = [{"codec": codec, "scale": scale} for codec in SCALED for scale in SCALES]
+OPTIONS += [{"codec": "residual", "bits": 4, "renormalize": True}, {"codec": "pq", "parts": 4}]
+
+
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("codec", SCALED)
-def test_back_as_it_was(form, codec, scale, tmp_path):
-    documents = made(form, codec, scale=scale)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
+def test_back_as_it_was(form, options, tmp_path):
+    documents = made(form, **options)
     documents.save(tmp_path / "d.safetensors")
     found = Quantized.load(tmp_path / "d.safetensors")
     assert same_documents(found, documents.compact())
@@ -132,6 +137,19 @@ DAMAGE = {
     "source": ("list", "int8", told(source="float12"), "float12"),
     "another tensor": ("list", "int8", lambda t, m, a: t.update(more=torch.ones(1)), r"unknown tensors \['more'\]"),
     "both scales": ("list", "int8", lambda t, m, a: t.update(token_scale=torch.ones(14)), "scale means nothing"),
+    "centroid": ("list", "residual", put("centroid", 3, 99), r"centroid holds 99\.0 at \[3\]"),
+    "negative centroid": ("padded", "residual", put("centroid", (1, 2), -1), r"centroid holds -1\.0 at \[1, 2\]"),
+    "centroids": ("list", "residual", put("centroids", (0, 1), float("nan")), r"centroids holds nan at \[0, 1\]"),
+    "centroids gone": ("list", "residual", lambda t, m, a: [t.pop("centroids")], "centroid"),
+    "weights": ("list", "residual", replaced("weights", lambda x: x[1:]), "weights must be 2, 4, 16 or 256, got 3"),
+    "weights gone": ("list", "residual", lambda t, m, a: [t.pop("weights")], "weights must be"),
+    "cutoffs": ("list", "residual", put("cutoffs", 2, -99.0), r"cutoffs holds -99\.0 at \[2\]"),
+    "a scale too": ("list", "residual", lambda t, m, a: t.update(scale=torch.ones(6)), "scale means nothing"),
+    "code of pq": ("list", "pq", put("codes", (4, 1), 255), "token row 4, column 1, is none of pq"),
+    "books": ("list", "pq", put("books", (1, 2, 0), float("inf")), r"books holds inf at \[1, 2, 0\]"),
+    "wide books": ("list", "pq", replaced("books", lambda x: torch.cat([x, x], 2)), "do not make tokens of width 8"),
+    "books gone": ("list", "pq", lambda t, m, a: [t.pop("books")], "books must have shape"),
+    "flat books": ("list", "pq", replaced("books", lambda x: x.flatten()), "books must have shape"),
     "format": ("list", "int8", lambda t, m, a: m.update(format="2"), "format '2', this version .* reads up to 1"),
     "no format": ("list", "int8", lambda t, m, a: m.pop("format") and None, "format ''"),
     "no metadata": ("list", "int8", lambda t, m, a: m.clear(), "not quantised documents of maxsim"),

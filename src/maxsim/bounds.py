@@ -91,11 +91,15 @@ def bound(q: QuerySizes, problem: Problem) -> Tensor:
         quantised = exact + 2 * ROUNDING[dtype]  # decoded tokens are rounded to it
     if codes.normalized:
         exact += 2.0**-20
+    least = SMALL * q.tokens
+    if not codes.scaled and dtype == torch.float16:  # decoded tokens beyond its range are inf, small ones less exact
+        h = h.masked_fill(h >= torch.finfo(dtype).max, math.inf)
+        least = least + q.norm * math.sqrt(codes.width) * 2.0**-24
     added = q.tokens * 2.0**-23  # sums over query tokens, in any order
     of_radius = q.norm * (1 + exact + added)
     of_norm = q.error + q.norm * (exact + added) + (q.norm + q.error) * (quantised + added)
     most = of_radius[:, None] * r + of_norm[:, None] * h
-    return (most * (1 + 2.0**-40) + SMALL * q.tokens[:, None]).nan_to_num(nan=math.inf)
+    return (most * (1 + 2.0**-40) + least[:, None]).nan_to_num(nan=math.inf)
 
 
 def _product(dtype: torch.dtype, width: int, device: torch.device) -> float:

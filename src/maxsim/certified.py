@@ -110,7 +110,7 @@ def _lengths(tokens: Tokens) -> Tensor:
 
 class Candidates(NamedTuple):
     """Documents that may be hits, those of a query together, falling by `upper`. `position` is a candidate's place
-    among its query's; scores are at most `upper`, and at most `bound` from `score`, float64."""
+    among its query's; exact scores are at most `bound` from `score`, float64, and at most `upper`."""
 
     query: Tensor
     document: Tensor
@@ -120,7 +120,7 @@ class Candidates(NamedTuple):
 
     @property
     def upper(self) -> Tensor:
-        return (self.score + self.bound).nan_to_num(nan=float("inf"))
+        return torch.where(self.bound.isinf(), self.bound, self.score + self.bound)
 
     def to(self, device: torch.device) -> Candidates:
         return Candidates(*(each.to(device) for each in self))
@@ -138,20 +138,21 @@ def _candidates(scan: Problem, k: int) -> Candidates:
         high = min(low + step, ND)
         part = dataclasses.replace(scan, documents=scan.documents.slice(low, high))
         score, most = run(part, None).scores.double(), bound(sizes, part)
+        most = most.masked_fill(~score.isfinite(), float("inf"))  # nothing is known of it
         may = torch.ones(NQ, high - low, dtype=torch.bool, device=scan.device)
         if empty is not None:
             may &= ~empty[low:high]
         if blank is not None:
             may &= ~blank[:, None]
-        least = (score - most).nan_to_num(nan=float("-inf")).masked_fill(~may, float("-inf"))
+        least = torch.where(may & most.isfinite(), score - most, float("-inf"))
         floor = torch.cat([floor, least], 1).topk(k, dim=1).values
-        may &= ~(score + most < floor[:, -1:])
+        may &= most.isinf() | (score + most >= floor[:, -1:])
         query, document = may.nonzero(as_tuple=True)
         found.append((query, document + low, score[may], most[may]))
     query, document, score, most = (torch.cat(each) for each in zip(*found, strict=True))
-    may = ~(score + most < floor[query, -1])
-    query, document, score, most = query[may], document[may], score[may], most[may]
-    order = (score + most).nan_to_num(nan=float("inf")).sort(descending=True, stable=True).indices
+    upper = torch.where(most.isinf(), most, score + most)
+    upper, order = upper.sort(descending=True, stable=True)
+    order = order[upper >= floor[query[order], -1]]
     order = order[query[order].sort(stable=True).indices]
     query = query[order]
     position = torch.arange(len(query), device=scan.device) - torch.searchsorted(query, query)

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from .layout import Tokens
 from .quantized.codes import owners
+from .quantized.kmeans import sample_rows
 
 BLOCK = 1 << 20  # elements of a block
 
 
 class Block(NamedTuple):
-    """Rows `low` to `high`: tokens in their dtype, float64 where they
-    are normalised `[m, D]`, those left out
-    0, and the item of each."""
+    """Rows `low` to `high`: tokens `[m, D]`, in float64 where they are normalised, those left out 0, and the item of
+    each, int64."""
 
     low: int
     high: int
@@ -62,6 +62,11 @@ class Stream:
     def device(self) -> torch.device:
         return self.tokens.data.device
 
+    @property
+    def kept(self) -> int:
+        """How many rows the mask keeps."""
+        return self.rows if self.tokens.mask is None else int(self.tokens.mask.sum())
+
     def ranges(self) -> Iterator[tuple[int, int]]:
         step = max(1, BLOCK // self.tokens.width)
         return ((low, min(low + step, self.rows)) for low in range(0, self.rows, step))
@@ -86,6 +91,19 @@ class Stream:
                 wide = tokens.double()
                 tokens = wide / wide.norm(dim=1, keepdim=True).clamp_min(1e-12)
             yield Block(low, high, tokens, owner)
+
+    def sample(self, most: int, seed: int) -> Tensor:
+        """At most `most` of the kept rows, float32, in their order: the same ones in any layout."""
+        chosen = sample_rows(self.kept, most, seed).to(self.device)
+        if self.tokens.mask is not None:
+            chosen = self.tokens.mask.reshape(-1).nonzero()[:, 0][chosen]
+        out = torch.empty(len(chosen), self.tokens.width, device=self.device)
+        low = 0
+        for block in self.blocks():
+            high = int(torch.searchsorted(chosen, block.high))
+            out[low:high] = block.tokens[chosen[low:high] - block.low]
+            low = high
+        return out
 
     def largest(self) -> Tensor:
         """The largest magnitude of each row, float32.

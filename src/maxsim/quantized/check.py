@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import scaled
-from .codes import DOCUMENT, TOKEN
+from . import product, residual, scaled
 from .container import Quantized
 
+OPTIONAL = ("radius", "norm", "cutoffs")  # unknown of what another library has quantised
 BLOCK = 1 << 24  # codes looked at in one go
 
 
@@ -20,52 +20,80 @@ def check(documents: Quantized) -> None:
     """
     codes, parameters = documents.codes, documents.parameters
     token = codes.shape[:-1]
-    _expect("codes", codes, _stored(documents), (*token, _row(documents)))
+    dtype, width = _row(documents)
+    _expect("codes", codes, dtype, (*token, width))
     if documents.mask is not None:
         _expect("mask", documents.mask, torch.bool, token)
-    wanted = _wanted(documents)
-    for name in wanted:
-        tensor = getattr(parameters, name)
-        if tensor is None:
+    tensors, shapes = parameters.tensors(), _shapes(documents)
+    for name in shapes:
+        if name not in tensors and name not in OPTIONAL:
             raise ValueError(f"{name} is missing")
-        shape = (len(documents),) if name in DOCUMENT else token if name in TOKEN else wanted[name][1]
-        _expect(name, tensor, wanted[name][0], shape)
-    for name, tensor in parameters.tensors().items():
-        if name in wanted:
-            continue
-        if name not in ("radius", "norm"):
+    for name, tensor in tensors.items():
+        if name not in shapes:
             raise ValueError(f"{name} means nothing to {parameters.codec}")
-        _expect(name, tensor, torch.float32, (len(documents),))
-    for name, tensor in parameters.tensors().items():
-        if tensor.is_floating_point():
-            wrong = ~tensor.isfinite()
-            if name in ("scale", "token_scale"):
-                wrong |= tensor < scaled.LEAST
-            elif name in ("radius", "norm"):
-                wrong |= tensor < 0
-            _refuse(name, tensor, wrong)
+        _expect(name, tensor, torch.int32 if name == "centroid" else torch.float32, shapes[name])
+        if name == "centroid":
+            assert parameters.centroids is not None
+            _refuse(name, tensor, (tensor < 0) | (tensor >= len(parameters.centroids)))
+            continue
+        wrong = ~tensor.isfinite()
+        if name in ("scale", "token_scale"):
+            wrong |= tensor < scaled.LEAST
+        elif name in ("radius", "norm"):
+            wrong |= tensor < 0
+        elif name == "cutoffs":
+            wrong[1:] |= tensor.diff() < 0
+        _refuse(name, tensor, wrong)
     _check_codes(documents)
 
 
-def _stored(documents: Quantized) -> torch.dtype:
-    return scaled.STORED[documents.codec]
+def _row(documents: Quantized) -> tuple[torch.dtype, int]:
+    """Of a row of codes."""
+    parameters = documents.parameters
+    if parameters.codec in scaled.LIMIT:
+        return scaled.STORED[parameters.codec], parameters.width
+    if parameters.codec == "residual":
+        count = 0 if parameters.weights is None or parameters.weights.ndim != 1 else len(parameters.weights)
+        if count not in [1 << bits for bits in residual.BITS]:
+            raise ValueError(f"weights must be 2, 4, 16 or 256, got {count}")
+        return torch.uint8, residual.bytes_a_row(parameters.width, parameters.bits)
+    books = parameters.books
+    if books is None or books.ndim != 3 or not 0 < books.shape[1] <= product.WORDS:
+        raise ValueError(f"books must have shape [M, 1..{product.WORDS}, D / M]")
+    if books.shape[0] * books.shape[2] != parameters.width:
+        raise ValueError(f"books of shape {list(books.shape)} do not make tokens of width {parameters.width}")
+    return torch.uint8, len(books)
 
 
-def _row(documents: Quantized) -> int:
-    return documents.width
-
-
-def _wanted(documents: Quantized) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """The tensors that a codec needs: dtype, and the shape of those that all documents share."""
-    return {"scale" if documents.parameters.token_scale is None else "token_scale": (torch.float32, ())}
+def _shapes(documents: Quantized) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that a codec may have."""
+    parameters, token = documents.parameters, tuple(documents.codes.shape[:-1])
+    shapes: dict[str, tuple[int, ...]] = {"radius": (len(documents),), "norm": (len(documents),)}
+    if parameters.codec in scaled.LIMIT:
+        return shapes | ({"scale": (len(documents),)} if parameters.token_scale is None else {"token_scale": token})
+    if parameters.codec == "residual":
+        count = 0 if parameters.centroids is None else len(parameters.centroids)
+        buckets = 1 << parameters.bits
+        shapes |= {"centroid": token, "centroids": (count, parameters.width)}
+        return shapes | {"weights": (buckets,), "cutoffs": (buckets - 1,)}
+    assert parameters.books is not None
+    return shapes | {"books": tuple(parameters.books.shape)}
 
 
 def _check_codes(documents: Quantized) -> None:
-    flat = documents.codes.reshape(-1, documents.codes.shape[-1])
+    """Codes that no codec makes, or that would be read beyond what there is."""
+    flat, books = documents.codes.reshape(-1, documents.codes.shape[-1]), documents.parameters.books
     step = max(1, BLOCK // max(1, flat.shape[1]))
     for low in range(0, len(flat), step):
         part = flat[low : low + step]
-        wrong = part == -128 if documents.codec == "int8" else part.view(torch.uint8) & 0x7F == 0x7F
+        if documents.codec == "int8":
+            wrong = part == -128
+        elif documents.codec == "fp8":
+            wrong = part.view(torch.uint8) & 0x7F == 0x7F
+        elif books is not None:
+            wrong = part >= books.shape[1]
+        else:
+            return
         if bool(wrong.any()):
             row, column = wrong.nonzero()[0].tolist()
             raise ValueError(f"the code of token row {low + row}, column {column}, is none of {documents.codec}")

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import scaled
+from . import product, residual, scaled
 
-CODECS = ("int8", "fp8")
+CODECS = ("int8", "fp8", "residual", "pq")
 DOCUMENT = ("scale", "radius", "norm")  # one entry a document
-TOKEN = ("token_scale",)  # one entry a row of codes, in the shape of the codes without their last dimension
-SHARED: tuple[str, ...] = ()  # of all documents
+TOKEN = ("token_scale", "centroid")  # one entry a row of codes, in the shape of the codes without their last dimension
+SHARED = ("centroids", "cutoffs", "weights", "books")  # of all documents
 TENSORS = DOCUMENT + TOKEN + SHARED
 
 
@@ -25,6 +25,10 @@ class Codes:
 
     scale, token_scale: float32 `[N]` or one a token, all positive: a token of `int8` or `fp8` is its codes times the
     scale of its document or its own.
+    centroid, centroids, weights: int32 one a token, float32 `[C, D]` and `[2^bits]`: a token of `residual` is its
+    centroid and, of each dimension, the weight of a bucket, divided by its norm where `renormalize`. cutoffs: float32
+    `[2^bits - 1]`, where buckets end, to quantise more documents; None where unknown.
+    books: float32 `[M, K, D / M]`, the codewords of `pq`.
     radius, norm: float32 `[N]`, the largest ‖d − decoded d‖ and ‖decoded d‖ over a document's kept tokens, rounded
     up; None where the tokens were never seen, as in an index of another library.
     normalized: the tokens were divided by their norms before they were quantised.
@@ -35,15 +39,27 @@ class Codes:
     width: int
     scale: Tensor | None = None
     token_scale: Tensor | None = None
+    centroid: Tensor | None = None
+    centroids: Tensor | None = None
+    cutoffs: Tensor | None = None
+    weights: Tensor | None = None
+    books: Tensor | None = None
     radius: Tensor | None = None
     norm: Tensor | None = None
     normalized: bool = False
+    renormalize: bool = False
     source: torch.dtype | None = None
 
     @property
     def scaled(self) -> bool:
         """Whether codes multiply codes: queries are quantised like the documents."""
         return self.codec in scaled.LIMIT
+
+    @property
+    def bits(self) -> int:
+        """Of a dimension's bucket, of `residual`."""
+        assert self.weights is not None
+        return len(self.weights).bit_length() - 1
 
     def tensors(self) -> dict[str, Tensor]:
         """Those there are, by name."""
@@ -79,18 +95,29 @@ class Codes:
         """Of some rows, int64 `[m]`."""
         return self.map(lambda name, tensor: tensor[rows] if name in TOKEN else tensor)
 
-    def scale_of_rows(self, low: int, high: int, ends: Tensor) -> Tensor:
-        """float32 `[high - low]`, of rows of documents that end at `ends` `[N]` and follow one another."""
+    def scale_of(self, low: int, high: int, owner: Tensor) -> Tensor:
+        """float32 `[high - low]`, of rows that belong to the documents `owner`, int64 `[high - low]`."""
         if self.token_scale is not None:
             return self.token_scale[low:high]
         assert self.scale is not None
-        return self.scale[owners(low, high, ends)]
+        return self.scale[owner]
 
     def reader(self, codes: Tensor) -> Callable[[Tensor | slice], Tensor]:
         """→ read(rows), tokens `[m, width]` in float32, or int8 as they are; without the scales. `codes` are flat,
         `[rows, W]`."""
         if self.codec == "fp8":
             return lambda rows: scaled.decode(codes[rows])
+        if self.codec == "pq":
+            assert self.books is not None
+            books = self.books
+            return lambda rows: product.decode(codes[rows], books)
+        if self.codec == "residual":
+            assert self.weights is not None
+            assert self.centroid is not None
+            assert self.centroids is not None
+            table = self.weights[residual.unpacked(self.bits, codes.device)]
+            own, centroids = self.centroid.reshape(-1), self.centroids
+            return lambda rows: residual.decode(codes[rows], own[rows], centroids, table, self.renormalize)
         return lambda rows: codes[rows]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..packed import Packed, numbers
-from .codes import Codes
+from .codes import Codes, owners
 
 BLOCK = 1 << 14  # rows decoded at a time
 
@@ -217,7 +217,9 @@ class Quantized:
             high = min(low + BLOCK, out.shape[0])
             tokens = read(slice(low, high)).float()
             if self.parameters.scaled:
-                tokens = tokens * flat.parameters.scale_of_rows(low, high, flat._ends)[:, None]
+                tokens = tokens * flat.parameters.scale_of(low, high, owners(low, high, flat._ends))[:, None]
+            if flat.mask is not None:
+                tokens = torch.where(flat.mask[low:high, None], tokens, 0.0)
             out[low:high] = tokens
         return out
 
@@ -243,6 +245,19 @@ class Quantized:
         from .files import load
 
         return load(path).to(device)
+
+    @classmethod
+    def from_index(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Quantized:
+        """The documents of an index of ColBERT or fast-plaid (a folder), as "residual" codes, in the order of the
+        index. What they decode to is divided by its norm, as those libraries do, here in float32. Their documents were
+        never seen, so there is no bound, and nothing to certify.
+
+        Raises:
+            ValueError: not such an index, or a damaged one. OSError: a file is missing or cannot be read.
+        """
+        from .plaid import read
+
+        return read(path).to(device)
 
     def _with(self, **changes: Any) -> Quantized:
         kept = {name: getattr(self, name) for name in self.__slots__ if name != "__weakref__"}

@@ -41,6 +41,7 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
         "codec": codes.codec,
         "width": codes.width,
         "normalized": codes.normalized,
+        "renormalize": codes.renormalize,
         "source": next((name for name, dtype in SOURCES.items() if dtype == codes.source), None),
         "saturated": documents.saturated,
     }
@@ -84,14 +85,17 @@ def load(path: str | os.PathLike[str]) -> Quantized:
 
 
 def _documents(tensors: dict[str, Tensor], about: dict[str, Any]) -> Quantized:
-    codec, width, normalized, saturated = (about[name] for name in ("codec", "width", "normalized", "saturated"))
+    codec, width, saturated = about["codec"], about["width"], about["saturated"]
+    flags: dict[str, Any] = {name: about[name] for name in ("normalized", "renormalize")}
     source = None if about["source"] is None else SOURCES[about["source"]]
-    if codec not in CODECS or type(width) is not int or type(saturated) is not int or type(normalized) is not bool:
+    numbers = type(width) is int and type(saturated) is int and width > 0 and saturated >= 0
+    if codec not in CODECS or not numbers or not all(type(flag) is bool for flag in flags.values()):
         raise ValueError(f"unreadable metadata {about}")
     codes, offsets, mask = tensors.pop("codes"), tensors.pop("offsets", None), tensors.pop("mask", None)
     if unknown := sorted(set(tensors) - set(TENSORS)):
         raise ValueError(f"unknown tensors {unknown}")
-    parameters = Codes(codec, width, normalized=normalized, source=source, **tensors)
+    named: dict[str, Any] = {**flags, **tensors}
+    parameters = Codes(codec, width, source=source, **named)
     if offsets is None:
         if codes.ndim != 3:
             raise ValueError(f"codes have shape {list(codes.shape)}, expected [N, L, W] without offsets")
