@@ -16,6 +16,7 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sor
 # From the ground up; a room sees those below it, and a folder sees itself (but no backend another).
 LAYERS = [
     {"errors", "reference", "precision", "packed", "devices", "kernels", "sources", "plans", "progress", "quantized"},
+    {"problem"},
     {"layout", "result", "encode"},
     {"gpu", "stream"},
     {"backends", "corpus", "bounds", "quantizing"},

@@ -93,7 +93,7 @@ def test_without_tokens():
 
 def test_kmeans_leaves_no_centroid_empty():
     points = torch.cat([torch.zeros(500, 2), torch.tensor([[1.0, 0], [0, 1], [5, 5]])])
-    found = kmeans.kmeans(points, 4, seed=0)
+    found = kmeans.kmeans(points, 4, 12, seed=0)
     assert sorted(found.tolist()) == sorted([[0, 0], [1, 0], [0, 1], [5, 5]])
 
 

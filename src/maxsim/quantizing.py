@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .layout import MaskLike, TokensLike, check_tokens, tokens_of
-from .quantized import Codes, Quantized, kmeans, product, residual, scaled
+from .quantized import Codes, Quantized, product, residual, scaled
 from .quantized.codes import CODECS
 from .stream import Block, Stream
 
@@ -206,7 +206,7 @@ def _residual(
     width = documents.tokens.width
     if like is None:
         most = residual.count_centroids(documents.kept) if count is None else count
-        sample = _sample(documents, kmeans.POINTS * most + residual.HELD_OUT, seed)
+        sample = _sample(documents, residual.POINTS * most + residual.HELD_OUT, seed)
         first, ends, weights = residual.train(sample, most, bits, seed)
         like = Codes("residual", width, centroids=first, cutoffs=ends, weights=weights, renormalize=renormalize)
     assert like.centroids is not None
@@ -241,7 +241,7 @@ def _sample(documents: Stream, most: int, seed: int) -> Tensor:
 def _product(documents: Stream, parts: int, seed: int, like: Codes | None) -> Quantized:
     if like is None:
         product.check_parts(documents.tokens.width, parts)
-        books = product.train(_sample(documents, kmeans.POINTS * product.WORDS, seed), parts, seed)
+        books = product.train(_sample(documents, product.POINTS * product.WORDS, seed), parts, seed)
     else:
         assert like.books is not None
         books = like.books

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-ITERATIONS = 12  # later ones move centroids little
-POINTS = 256  # trained on, a centroid
 BLOCK = 1 << 22  # distances held at once
 
 
-def kmeans(points: Tensor, count: int, seed: int) -> Tensor:
+def kmeans(points: Tensor, count: int, iterations: int, seed: int) -> Tensor:
     """float32 `[n, d]` → at most `count` centroids `[k, d]`, float32: all points themselves where there are no more.
     Points that are equal have a centroid that equals them."""
     n = len(points)
@@ -20,7 +18,7 @@ def kmeans(points: Tensor, count: int, seed: int) -> Tensor:
         return points.clone()
     generator = torch.Generator().manual_seed(seed)
     centroids = points[torch.randperm(n, generator=generator)[:count].to(points.device)].clone()
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         nearest, distance = assign(points, centroids, True)
         order = nearest.sort(stable=True).indices
         every = torch.arange(count, device=points.device)

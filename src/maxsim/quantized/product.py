@@ -6,9 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kmeans import POINTS, assign, kmeans
+from .kmeans import assign, kmeans
 
 WORDS = 256
+ITERATIONS = 12
+POINTS = 256  # trained on, a codeword
 
 
 def check_parts(width: int, parts: int) -> int:
@@ -23,7 +25,7 @@ def check_parts(width: int, parts: int) -> int:
 def train(sample: Tensor, parts: int, seed: int) -> Tensor:
     """float32 `[n, D]` → codewords `[M, K, D / M]`, K <= 256."""
     cut = sample[: POINTS * WORDS].view(-1, parts, sample.shape[1] // parts)
-    return torch.stack([kmeans(cut[:, m].contiguous(), WORDS, seed + m) for m in range(parts)])
+    return torch.stack([kmeans(cut[:, m].contiguous(), WORDS, ITERATIONS, seed + m) for m in range(parts)])
 
 
 def encode(tokens: Tensor, books: Tensor) -> Tensor:

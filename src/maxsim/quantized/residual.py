@@ -12,9 +12,11 @@ import math
 import torch
 from torch import Tensor
 
-from .kmeans import POINTS, assign, kmeans
+from .kmeans import assign, kmeans
 
 BITS = (1, 2, 4, 8)
+ITERATIONS = 4  # as those libraries: buckets take what a better centroid would
+POINTS = 64  # trained on, a centroid
 HELD_OUT = 50_000  # tokens whose residuals make the buckets
 
 
@@ -32,7 +34,7 @@ def train(sample: Tensor, count: int, bits: int, seed: int) -> tuple[Tensor, Ten
     buckets that are equally full, each standing for its median."""
     generator = torch.Generator().manual_seed(seed + 1)
     shuffled = sample[torch.randperm(len(sample), generator=generator).to(sample.device)]
-    centroids = kmeans(shuffled[: POINTS * count], count, seed)
+    centroids = kmeans(shuffled[: POINTS * count], count, ITERATIONS, seed)
     held = shuffled[-HELD_OUT:]
     residuals = held - centroids[assign(held, centroids)[0]]
     step = 1 / (1 << bits)
