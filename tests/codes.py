@@ -34,11 +34,21 @@ def exact_side(seed: int, lengths: list[int], D: int, masks: str, codec: str) ->
 
 
 def quantised_tokens(item: np.ndarray, codec: str, scale: str) -> np.ndarray:
-    """The oracle's quantised document, float64 `[L, D]`."""
-    scales = [reference.code_scale(item if scale == "document" else token, codec) for token in item]
+    """The oracle's quantised document, float64 `[L, D]`; a query is one of "query" scales."""
+    if scale == "token":
+        whole, factors = reference.code_factors(item, codec)
+        scales = [(whole * np.float32(factor), float(whole) * factor) for factor in factors]
+    else:
+        each = [reference.code_scale(item if scale == "document" else token, codec) for token in item]
+        scales = [(s, float(s)) for s in each]
     return np.array(
-        [s * reference.code_values(token, s, codec) for s, token in zip(scales, item, strict=True)]
+        [s * reference.code_values(token, by, codec) for (by, s), token in zip(scales, item, strict=True)]
     ).reshape(item.shape)
+
+
+def quantised_queries(q: torch.Tensor, codec: str = "int8") -> torch.Tensor:
+    """Query tokens `[NQ, LQ, D]` as a scan takes them, float64."""
+    return torch.tensor(np.array([quantised_tokens(x, codec, "query") for x in q.double().numpy()]))
 
 
 def unit(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -226,8 +226,8 @@ def test_slices_read_codes_in_place():
 
 def test_what_it_says_of_itself():
     made = quantize(random(1, 6, 4, 8), scale="token")
-    assert (made.codec, made.width, made.bytes_a_token, str(made.device)) == ("int8", 8, 12, "cpu")
-    assert made.nbytes == 6 * 4 * 12 + 2 * 6 * 4
-    assert "6 documents, int8 [6, 4, 8] for width 8, 12 bytes a token" in repr(made)
+    assert (made.codec, made.width, made.bytes_a_token, str(made.device)) == ("int8", 8, 10, "cpu")
+    assert made.nbytes == 6 * 4 * 10 + 3 * 6 * 4
+    assert "6 documents, int8 [6, 4, 8] for width 8, 10 bytes a token" in repr(made)
     assert made.to("cpu") is made
     assert isinstance(made, Quantized)

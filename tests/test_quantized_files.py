@@ -136,7 +136,13 @@ DAMAGE = {
     "width of another type": ("list", "int8", told(width="8"), "unreadable metadata"),
     "source": ("list", "int8", told(source="float12"), "float12"),
     "another tensor": ("list", "int8", lambda t, m, a: t.update(more=torch.ones(1)), r"unknown tensors \['more'\]"),
-    "both scales": ("list", "int8", lambda t, m, a: t.update(token_scale=torch.ones(14)), "scale means nothing"),
+    "factor": ("list", "int8", lambda t, m, a: t.update(factor=torch.zeros(14).short()), r"factor holds 0\.0 at \[0\]"),
+    "large factor": (
+        "list",
+        "int8",
+        lambda t, m, a: t.update(factor=torch.full((14,), 16643).short()),
+        "factor holds 16643",
+    ),  # 127 * 127 * 8 * 16643 is beyond int32
     "centroid": ("list", "residual", put("centroid", 3, 99), r"centroid holds 99\.0 at \[3\]"),
     "negative centroid": ("padded", "residual", put("centroid", (1, 2), -1), r"centroid holds -1\.0 at \[1, 2\]"),
     "centroids": ("list", "residual", put("centroids", (0, 1), float("nan")), r"centroids holds nan at \[0, 1\]"),

@@ -3,6 +3,8 @@ in every layout and batch, gradients for queries."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 pytest.importorskip("hypothesis")
 
 import budget
-from codes import SCALED, SCALES, exact_side, needs_codes, quantised_tokens
+from codes import SCALED, SCALES, exact_side, needs_codes, quantised_queries, quantised_tokens
 from forms import CANDIDATES, DOCUMENT_FORMS, NUMPY, QUERY_FORMS, build, expected, expected_grads
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from test_exact import same
 from test_properties import LENGTHS, profile
 
 import maxsim
-from maxsim import Packed, UnsupportedError, quantize, reference
+from maxsim import Packed, Quantized, UnsupportedError, quantize, reference
 
 INF = float("inf")
 
@@ -104,7 +106,7 @@ def test_within_the_budget_of_the_oracle(lane, dtype, codec, scale):
     q, d = random(1, 3, 6, 40, dtype=dtype), random(2, 9, 11, 40, dtype=dtype)
     d = d * torch.logspace(-3, 3, 9)[:, None, None].to(dtype)
     made = quantize(d, codec, scale=scale)
-    exact_q = torch.tensor(np.array([quantised_tokens(x, codec, "token") for x in q.double().numpy()]))
+    exact_q = quantised_queries(q, codec)
     exact_d = torch.tensor(np.array([quantised_tokens(x, codec, scale) for x in d.double().numpy()]))
     q_mask, d_mask = torch.ones(3, 6, dtype=torch.bool), torch.ones(9, 11, dtype=torch.bool)
     truth = budget.true_scores(exact_q, exact_d, q_mask, d_mask)
@@ -130,13 +132,39 @@ def test_products_of_int8_are_exact(lane, width):
     assert lane.matches(q, quantize(d.view(1, 2, width), scale=1.0)).index.tolist() == [[[0]]]
 
 
+def test_products_with_factors_are_told_apart(lane):
+    """Of two integers that are one float32 number the larger wins, and equal ones go to the first token."""
+    needs_codes(lane)
+
+    def codes(product: int) -> list[int]:
+        """Of a token whose product with (127, …, 127, 1) that is."""
+        rest = (product + 63) % 127 - 63
+        whole = (product - rest) // 127
+        return [whole // 127 + (n < whole % 127) for n in range(127)] + [rest]
+
+    tokens = [(20_000, 1024), (246_747, 83), (20_000, 1024)]  # 20,480,000, one more, and the first again
+    values = [product * factor for product, factor in tokens]
+    assert np.float32(values[0]) == np.float32(values[1])
+    made = quantize(torch.ones(1, 3, 128), scale="token")
+    parameters = dataclasses.replace(
+        made.parameters, factor=torch.tensor([[f for _, f in tokens]], dtype=torch.int16), scale=torch.ones(1)
+    )
+    made = Quantized(torch.tensor([[codes(m) for m, _ in tokens]], dtype=torch.int8), parameters, 3)
+    q = torch.full((1, 1, 128), 127.0)
+    q[..., -1] = 1
+    found = lane.matches(q, made)
+    assert found.index.tolist() == [[[1]]]
+    assert found.similarity.tolist() == lane.score(q, made)[..., None].tolist() == [[[float(values[0])]]]
+    assert lane.matches(q, made, None, torch.tensor([[True, False, True]])).index.tolist() == [[[0]]]
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_wide_codes_in_any_batch(lane, scale):
     needs_codes(lane)
     q, d = random(3, 3, 5, 1500), random(4, 30, 9, 1500)
     made = quantize(d, scale=scale)
     found = lane.score(q, made)
-    back = (quantize(q, scale="token").dequantize(torch.float64), made.dequantize(torch.float64))
+    back = (quantised_queries(q), made.dequantize(torch.float64))
     truth = torch.einsum("qid,njd->qnij", *back).amax(-1).sum(-1)
     assert (found - truth).abs().max() / truth.abs().max() < 3e-7
     assert torch.equal(found[1:2, 7:9], lane.score(q[1], made[7:9]))
@@ -179,7 +207,7 @@ def test_a_document_mask_leaves_out_more(lane):
     both = quantize(d, "int8", first).dequantize()
     assert torch.equal(lane.score(q, made, None, second), lane.score(q, made, None, first & second))
     assert lane.matches(q, made, None, second).index.equal(
-        lane.matches(quantize(q, scale="token").dequantize(), both, None, first & second).index
+        lane.matches(quantised_queries(q).float(), both, None, first & second).index
     )
     items = quantize([x[: n + 1] for n, x in enumerate(d)])
     masks = [row[: n + 1] for n, row in enumerate(second)]

@@ -133,7 +133,7 @@ def test_like():
     assert torch.equal(again.codes, first.codes[:7])
     assert again.parameters.renormalize
     assert torch.equal(again.parameters.radius, first.parameters.radius[:7])
-    assert quantize(d, like=quantize(d, "fp8", scale="token")).parameters.token_scale is not None
+    assert quantize(d, like=quantize(d, "fp8", scale="token")).parameters.factor is not None
     for options, error, message in (
         ({"like": first, "bits": 2}, ValueError, "options are taken, got bits"),
         ({"like": first, "codec": "pq"}, ValueError, "like is residual, not pq"),

@@ -58,9 +58,9 @@ def quantize(
             score of the result.
         normalize: quantise unit vectors (each token divided by its L2 norm), for scores with `normalize=True`, which
             then normalise queries alone.
-        scale: of "int8" and "fp8". "document" (None): one a document, by its largest value. "token": one a token (4
-            bytes more), nearer to the tokens where their sizes differ. A number: that one for all documents; values
-            beyond it saturate and are counted in `saturated`.
+        scale: of "int8" and "fp8". "document" (None): one a document, by its largest value. "token": one a token, a
+            whole multiple of its document's (2 bytes more), nearer to the tokens where their sizes differ. A number:
+            that one for all documents; values beyond it saturate and are counted in `saturated`.
         bits: of "residual": 1, 2 (None), 4 or 8 a dimension.
         centroids: of "residual": how many. None: 16 √tokens, down to a power of two. No more than there are tokens.
         renormalize: of "residual": divide what is decoded by its norm, as ColBERT and fast-plaid do, for tokens that
@@ -174,8 +174,14 @@ def _up(values: Tensor) -> Tensor:
 
 def _scaled(documents: Stream, largest: Tensor, codec: str, scale: str | float, like: Codes | None) -> Quantized:
     parameters = Codes(codec, documents.tokens.width)
-    if scale == "token" or (like is not None and like.token_scale is not None):
-        parameters = dataclasses.replace(parameters, token_scale=scaled.scale_of(largest, codec))
+    if scale == "token" or (like is not None and like.factor is not None):
+        most = scaled.largest_factor(documents.tokens.width, codec)
+        wanted = scaled.scale_of(largest, codec)
+        own = (documents.of_documents(wanted) / most).clamp_min(scaled.LEAST)
+        factor = torch.empty(documents.rows, dtype=torch.int16, device=documents.device)
+        for low, high in documents.ranges():
+            factor[low:high] = scaled.factors(wanted[low:high], own[documents.owner(low, high)], most)
+        parameters = dataclasses.replace(parameters, scale=own, factor=factor)
     elif scale == "document":
         parameters = dataclasses.replace(parameters, scale=scaled.scale_of(documents.of_documents(largest), codec))
     else:
@@ -188,7 +194,10 @@ def _scaled(documents: Stream, largest: Tensor, codec: str, scale: str | float, 
     def encode(block: Block) -> Encoded:
         own = parameters.scale_of(block.low, block.high, block.owner)
         codes, saturated = scaled.encode(block.tokens.float(), own, codec)
-        decoded = scaled.decode(codes).double() * own.double()[:, None]
+        assert parameters.scale is not None
+        decoded = scaled.decode(codes).double() * parameters.scale[block.owner].double()[:, None]
+        if parameters.factor is not None:
+            decoded *= parameters.factor[block.low : block.high, None]
         return Encoded(codes, decoded, saturated)
 
     return _encode(documents, parameters, scaled.STORED[codec], documents.tokens.width, encode)

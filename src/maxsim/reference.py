@@ -103,11 +103,23 @@ def code_scale(tokens: np.ndarray, codec: str) -> np.float32:
     return max(np.float32(largest / np.float32(limit)), np.float32(2.0**-126))
 
 
+def code_factors(document: np.ndarray, codec: str) -> tuple[np.float32, np.ndarray]:
+    """Where tokens have scales of their own: the document's scale, and how often each token's is that, a whole number
+    up to a power of two that keeps products of `int8` codes below 2^31."""
+    most = 2**14
+    while codec == "int8" and most * 127 * 127 * document.shape[1] >= 2**31:
+        most //= 2
+    wanted = np.array([code_scale(token, codec) for token in document], np.float32)
+    scale = max(np.float32(wanted.max(initial=0.0) / np.float32(most)), np.float32(2.0**-126))
+    return scale, np.clip(np.ceil(wanted / scale), 1, most).astype(np.float64)
+
+
 def code_values(token: np.ndarray, scale: np.float32, codec: str) -> np.ndarray:
     """A token `[D]` → its codes as numbers: the float32 quotients, rounded to the nearest, ties to even, saturating.
 
-    A quantised token is `scale * codes`, in float64 without rounding; a score of quantised documents is the score of
-    such documents and, of `int8` and `fp8`, of query tokens quantised each with a scale of its own.
+    A quantised token is `scale * codes` (`scale` the document's, or that times the token's factor, rounded to float32
+    for the quotient but not for the product); a score of quantised documents is the score of such documents and, of
+    `int8` and `fp8`, of query tokens quantised each with a scale of its own.
     """
     known = np.arange(128.0)
     if codec == "fp8":  # e4m3: 4 bits of exponent, of which the last has no infinity, 3 of mantissa, and no sign

@@ -62,12 +62,13 @@ class _Side:
     """One side of a problem as runs of token rows: item n is `length[n]` rows from `start[n]` on, of which `mask`
     keeps some."""
 
-    def __init__(self, tokens: Tokens, problem: Problem):
+    def __init__(self, tokens: Tokens, problem: Problem, winners: bool = False):
+        self.arithmetic = _arithmetic(problem, winners)
         self.count, self.width = tokens.count, tokens.width
         if tokens.codes is None:
             self.rows = Rows(tokens.data, problem.result_dtype, problem.normalize)
         else:
-            self.rows = _decoded(tokens, problem, _arithmetic(problem))
+            self.rows = _decoded(tokens, problem, self.arithmetic)
         slots = np.arange(tokens.count, dtype=np.int64) * tokens.max_length
         if tokens.starts is not None and tokens.ends is not None:
             self.start = tokens.starts.numpy().astype(np.int64)
@@ -84,7 +85,7 @@ class _Side:
         if codes is None or not codes.scaled:
             return rows, None
         values, scale = encode_queries(rows, codes.codec)
-        return values.to(_arithmetic(problem)), scale
+        return values.to(self.arithmetic), scale
 
     def kept(self, items: np.ndarray | slice) -> Kept:
         return kept(self.start[items], self.length[items], self.mask)
@@ -100,16 +101,21 @@ class _Side:
         return Documents(self.start[items], self.length[items], self.mask, problem.masked_zero, limit)
 
 
-def _arithmetic(problem: Problem) -> torch.dtype:
-    """Of similarities: of int8 codes they are exact."""
+def _arithmetic(problem: Problem, winners: bool) -> torch.dtype:
+    """Of similarities. Those of int8 codes are whole numbers: exact, but for their factors in float32, which rounds
+    them to what the largest is rounded to in the end, and winners need to be told apart before."""
     codes = problem.documents.codes
-    if codes is not None and codes.codec == "int8" and codes.width > EXACT_WIDTH:
+    if (
+        codes is not None
+        and codes.codec == "int8"
+        and (codes.width > EXACT_WIDTH or (winners and codes.factor is not None))
+    ):
         return torch.float64
     return problem.result_dtype
 
 
 def _decoded(tokens: Tokens, problem: Problem, dtype: torch.dtype) -> Rows:
-    """Rows of quantised documents, without scales, but for the weights that scales of tokens are."""
+    """Rows of quantised documents: their tokens, or codes as numbers, whose factors are the rows' weights."""
     codes = tokens.codes
     assert codes is not None
     flat = tokens.data.reshape(-1, tokens.data.shape[-1])
@@ -120,23 +126,20 @@ def _decoded(tokens: Tokens, problem: Problem, dtype: torch.dtype) -> Rows:
         def read(rows: Tensor | slice) -> Tensor:
             return exact(rows).to(problem.dtype)
 
-    weight = None if codes.token_scale is None else codes.token_scale.reshape(-1)
-    return Rows.decoded(len(flat), codes.width, read, dtype, weight)
+    return Rows.decoded(len(flat), codes.width, read, dtype, None if codes.factor is None else codes.factor.reshape(-1))
 
 
 def _scaled(value: Tensor, documents: Tensor | None, queries: Tensor | None) -> Tensor:
-    """Largest products of codes `[N, R]` → similarities, float32: by the scales of documents `[N, 1]`, where tokens
-    have none, then by those of query tokens (`[R]` or `[N, R]`)."""
-    if queries is None:
+    """Largest products of codes `[N, R]` → similarities, float32: by the scales of documents `[N, 1]`, then by those of
+    query tokens (`[R]` or `[N, R]`)."""
+    if documents is None or queries is None:
         return value
-    value = value.float()
-    if documents is not None:
-        value = value * documents
-    return value * queries
+    return value.float() * documents * queries
 
 
 def _grid(problem: Problem, out: Scored) -> None:
-    q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
+    winners = out.winners is not None
+    q, d = _Side(problem.queries, problem, winners), _Side(problem.documents, problem, winners)
     for low, high in _ranges(q.length, GROUP // q.width, q.count):
         _grid_rows(problem, q, d, slice(low, high), out)
 
@@ -154,7 +157,7 @@ def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) 
     def work(job: tuple[int, int], scratch: Scratch) -> None:
         mine = slice(*job)
         documents = d.documents(mine, problem, len(queries))
-        value, place = _tables(documents, len(queries), problem, out, scratch)
+        value, place = _tables(documents, len(queries), d.arithmetic, out, scratch)
         maxima(d.rows, documents.pieces, [Run(0, len(value), queries)], value, place, scratch)
         value, place = documents.gather(value[:, :R], None if place is None else place[:, :R])
         value = _scaled(value, d.scale(mine), None if scale is None else scale[:R])
@@ -170,7 +173,8 @@ def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) 
 
 
 def _pairs(problem: Problem, out: Scored) -> None:
-    q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
+    winners = out.winners is not None
+    q, d = _Side(problem.queries, problem, winners), _Side(problem.documents, problem, winners)
     threads = torch.get_num_threads()
     if problem.pairs is None:
         of_document = np.arange(problem.shape[0])
@@ -186,7 +190,7 @@ def _pairs(problem: Problem, out: Scored) -> None:
         asked = q.kept(of_query[chosen[heads]])
         C = _up(int(asked.counts.max()))
         begin = asked.counts.cumsum() - asked.counts
-        queries = scratch.take("queries", (len(heads), C, q.width), _arithmetic(problem)).zero_()
+        queries = scratch.take("queries", (len(heads), C, q.width), q.arithmetic).zero_()
         at_row = torch.from_numpy(asked.item * C + np.arange(len(asked.row)) - begin[asked.item])
         asked_rows = q.rows.block(_consecutive(asked.row), scratch, 2)[: len(at_row)]
         asked_rows, scale = q.queries(asked_rows, problem)
@@ -196,7 +200,7 @@ def _pairs(problem: Problem, out: Scored) -> None:
             scales = scale.new_ones(len(heads) * C).index_copy_(0, at_row, scale).view(len(heads), C)
 
         documents = d.documents(of_document[chosen], problem, C)
-        value, place = _tables(documents, C, problem, out, scratch)
+        value, place = _tables(documents, C, d.arithmetic, out, scratch)
         edges = pairwise([*np.searchsorted(documents.owner, heads).tolist(), len(value)])
         runs = [Run(a, b, queries[n, : _up(int(asked.counts[n]))]) for n, (a, b) in enumerate(edges)]
         maxima(d.rows, documents.pieces, runs, value, place, scratch)
@@ -226,11 +230,11 @@ def _pairs(problem: Problem, out: Scored) -> None:
 
 
 def _tables(
-    documents: Documents, columns: int, problem: Problem, out: Scored, scratch: Scratch
+    documents: Documents, columns: int, dtype: torch.dtype, out: Scored, scratch: Scratch
 ) -> tuple[Tensor, Tensor | None]:
     """Room for the maxima of pieces and, where asked, their places."""
     shape = (len(documents.owner), columns)
-    value = scratch.take("value", shape, _arithmetic(problem))
+    value = scratch.take("value", shape, dtype)
     return value, None if out.winners is None else scratch.take("place", shape, torch.int64)
 
 
@@ -340,7 +344,7 @@ def _entry(
         row = q.start[query] + column
         weight = grad[torch.from_numpy(p)]
     document_row = d.start[document] + place.astype(np.int64)
-    scale = d.rows.weights(document_row) if d.document_scale is None else d.scale(document)
-    if scale is not None:
-        weight = weight * scale[:, 0]
+    for scale in (d.scale(document), d.rows.weights(document_row)):
+        if scale is not None:
+            weight = weight * scale[:, 0]
     return _Entries(row, document_row, weight)

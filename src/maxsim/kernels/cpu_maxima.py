@@ -56,7 +56,7 @@ def maxima(
 ) -> None:
     """For each run writes the largest similarities `out[low:high, :R]` and, where asked, the index in the piece
     `places[low:high, :R]`, int64: the lowest of equals, the first NaN. No piece is longer than `block_tokens(R, D)`.
-    Where rows have weights, each similarity is rounded to float32, then multiplied by its row's."""
+    Where rows have weights, each similarity is multiplied by its row's."""
     most = max(run.queries.shape[0] for run in runs)
     limit = max(block_tokens(run.queries.shape[0], documents.width) for run in runs)
     space = scratch.take("similarities", (max(limit, LEAST) * min(most, WIDEST),), documents.dtype)
@@ -99,7 +99,8 @@ def _maxima(
         for low, high, part in parts:
             block = space[: m * (high - low)].view(m, high - low)
             multiply(tokens, part, block)
-            _weigh(block, weight)
+            if weight is not None:
+                block[: len(weight)] *= weight
             similarity = block[: n * width].view(n, width, high - low)
             if ranks is None and isinstance(target, slice):
                 torch.amax(similarity, 1, out=out[target, low:high])
@@ -111,19 +112,10 @@ def _maxima(
                 place = width - similarity.eq_(largest[:, None]).mul_(ranks[-width:]).amax(1)
                 if bool((place == width).any()):  # a NaN equals nothing
                     multiply(tokens, part, block)
-                    _weigh(block, weight)
+                    if weight is not None:
+                        block[: len(weight)] *= weight
                     place = similarity.max(1).indices
                 places[target, low:high] = place.to(places.dtype)
-
-
-def _weigh(block: Tensor, weight: Tensor | None) -> None:
-    if weight is None:
-        return
-    used = block[: len(weight)]
-    if block.dtype == torch.float32:
-        used.mul_(weight)
-    else:
-        used.copy_(used.float().mul_(weight))
 
 
 def _blocks(length: np.ndarray, limit: int, slack: int) -> list[tuple[slice | np.ndarray, int]]:

@@ -46,10 +46,10 @@ class Rows:
         return made
 
     def weights(self, rows: np.ndarray | slice) -> Tensor | None:
-        """`[m, 1]`, None where rows have none."""
+        """`[m, 1]` in the dtype of the arithmetic, None where rows have none."""
         if self.weight is None:
             return None
-        return self.weight[rows if isinstance(rows, slice) else torch.from_numpy(rows), None]
+        return self.weight[rows if isinstance(rows, slice) else torch.from_numpy(rows), None].to(self.dtype)
 
     def block(self, rows: np.ndarray | slice, scratch: Scratch, least: int = LEAST) -> Tensor:
         """→ `[max(m, least), D]`, rows past m zero: a view where it can be, else in the scratch."""

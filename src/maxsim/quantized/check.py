@@ -8,7 +8,8 @@ from torch import Tensor
 from . import product, residual, scaled
 from .container import Quantized
 
-OPTIONAL = ("radius", "norm", "cutoffs")  # unknown of what another library has quantised
+OPTIONAL = ("radius", "norm", "cutoffs", "factor")  # some unknown of what another library has quantised
+WHOLE = {"centroid": torch.int32, "factor": torch.int16}
 BLOCK = 1 << 24  # codes looked at in one go
 
 
@@ -31,13 +32,13 @@ def check(documents: Quantized) -> None:
     for name, tensor in tensors.items():
         if name not in shapes:
             raise ValueError(f"{name} means nothing to {parameters.codec}")
-        _expect(name, tensor, torch.int32 if name == "centroid" else torch.float32, shapes[name])
-        if name == "centroid":
-            assert parameters.centroids is not None
-            _refuse(name, tensor, (tensor < 0) | (tensor >= len(parameters.centroids)))
+        _expect(name, tensor, WHOLE.get(name, torch.float32), shapes[name])
+        if name in WHOLE:
+            least, most = _limits(name, documents)
+            _refuse(name, tensor, (tensor < least) | (tensor > most))
             continue
         wrong = ~tensor.isfinite()
-        if name in ("scale", "token_scale"):
+        if name == "scale":
             wrong |= tensor < scaled.LEAST
         elif name in ("radius", "norm"):
             wrong |= tensor < 0
@@ -65,12 +66,20 @@ def _row(documents: Quantized) -> tuple[torch.dtype, int]:
     return torch.uint8, len(books)
 
 
+def _limits(name: str, documents: Quantized) -> tuple[int, int]:
+    """Of whole numbers: centroids that there are, factors that keep products in int32."""
+    parameters = documents.parameters
+    if name == "centroid":
+        return 0, (0 if parameters.centroids is None else len(parameters.centroids)) - 1
+    return 1, scaled.largest_factor(parameters.width, parameters.codec)
+
+
 def _shapes(documents: Quantized) -> dict[str, tuple[int, ...]]:
     """Of the tensors that a codec may have."""
     parameters, token = documents.parameters, tuple(documents.codes.shape[:-1])
     shapes: dict[str, tuple[int, ...]] = {"radius": (len(documents),), "norm": (len(documents),)}
     if parameters.codec in scaled.LIMIT:
-        return shapes | ({"scale": (len(documents),)} if parameters.token_scale is None else {"token_scale": token})
+        return shapes | {"scale": (len(documents),), "factor": token}
     if parameters.codec == "residual":
         count = 0 if parameters.centroids is None else len(parameters.centroids)
         buckets = 1 << parameters.bits

@@ -14,7 +14,7 @@ from . import product, residual, scaled
 
 CODECS = ("int8", "fp8", "residual", "pq")
 DOCUMENT = ("scale", "radius", "norm")  # one entry a document
-TOKEN = ("token_scale", "centroid")  # one entry a row of codes, in the shape of the codes without their last dimension
+TOKEN = ("factor", "centroid")  # one entry a row of codes, in the shape of the codes without their last dimension
 SHARED = ("centroids", "cutoffs", "weights", "books")  # of all documents
 TENSORS = DOCUMENT + TOKEN + SHARED
 
@@ -23,8 +23,8 @@ TENSORS = DOCUMENT + TOKEN + SHARED
 class Codes:
     """The parameters of `codec` for tokens of `width` dimensions.
 
-    scale, token_scale: float32 `[N]` or one a token, all positive: a token of `int8` or `fp8` is its codes times the
-    scale of its document or its own.
+    scale, factor: float32 `[N]`, positive, and perhaps int16 one a token, at least 1: a token of `int8` or `fp8` is its
+    codes times its document's scale, times its factor.
     centroid, centroids, weights: int32 one a token, float32 `[C, D]` and `[2^bits]`: a token of `residual` is its
     centroid and, of each dimension, the weight of a bucket, divided by its norm where `renormalize`. cutoffs: float32
     `[2^bits - 1]`, where buckets end, to quantise more documents; None where unknown.
@@ -38,7 +38,7 @@ class Codes:
     codec: str
     width: int
     scale: Tensor | None = None
-    token_scale: Tensor | None = None
+    factor: Tensor | None = None
     centroid: Tensor | None = None
     centroids: Tensor | None = None
     cutoffs: Tensor | None = None
@@ -97,10 +97,9 @@ class Codes:
 
     def scale_of(self, low: int, high: int, owner: Tensor) -> Tensor:
         """float32 `[high - low]`, of rows that belong to the documents `owner`, int64 `[high - low]`."""
-        if self.token_scale is not None:
-            return self.token_scale[low:high]
         assert self.scale is not None
-        return self.scale[owner]
+        own = self.scale[owner]
+        return own if self.factor is None else own * self.factor[low:high]
 
     def reader(self, codes: Tensor) -> Callable[[Tensor | slice], Tensor]:
         """→ read(rows), tokens `[m, width]` in float32, or int8 as they are; without the scales. `codes` are flat,

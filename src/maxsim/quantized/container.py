@@ -216,8 +216,10 @@ class Quantized:
         for low in range(0, out.shape[0], BLOCK):
             high = min(low + BLOCK, out.shape[0])
             tokens = read(slice(low, high)).float()
-            if self.parameters.scaled:
-                tokens = tokens * flat.parameters.scale_of(low, high, owners(low, high, flat._ends))[:, None]
+            if flat.parameters.factor is not None:
+                tokens = tokens * flat.parameters.factor[low:high, None]
+            if flat.parameters.scale is not None:
+                tokens = tokens * flat.parameters.scale[owners(low, high, flat._ends), None]
             if flat.mask is not None:
                 tokens = torch.where(flat.mask[low:high, None], tokens, 0.0)
             out[low:high] = tokens

@@ -3,6 +3,9 @@
 A code is the token divided by its scale, the quotient rounded in float32, then to the nearest code, ties to even;
 beyond the largest code it saturates. A scale is the largest magnitude of what it covers divided by the largest code,
 and never below the smallest normal float32, so that zero tokens have codes of 0 and a scale like others.
+
+A scale of a token is that of its document times a factor, a whole number so small that a product of `int8` codes times
+it is exact in int32: the maximum of such products is one of integers still.
 """
 
 from __future__ import annotations
@@ -19,6 +22,19 @@ LEAST = 2.0**-126
 def scale_of(largest: Tensor, codec: str) -> Tensor:
     """Of tokens whose largest magnitudes are `largest`, float32 of any shape."""
     return (largest / LIMIT[codec]).clamp_min(LEAST)
+
+
+def largest_factor(width: int, codec: str) -> int:
+    """A power of two, so that the largest token's scale is its own. Raises ValueError where tokens are too wide."""
+    most = 1 << 14 if codec == "fp8" else min(1 << 14, (2**31 - 1) // (127 * 127 * width))
+    if most < 1:
+        raise ValueError(f"int8 codes of width {width} have no room for scales of tokens: take those of documents")
+    return 1 << (most.bit_length() - 1)
+
+
+def factors(wanted: Tensor, scale: Tensor, most: int) -> Tensor:
+    """Scales wanted for tokens `[m]`, and their documents' `[m]` → factors that reach them, int16."""
+    return (wanted / scale).ceil().clamp(1, most).to(torch.int16)
 
 
 def encode(tokens: Tensor, scale: Tensor, codec: str) -> tuple[Tensor, Tensor]:
