@@ -443,6 +443,8 @@ def test_without_a_group():
         score(q, d, method="star")
     with pytest.raises(ValueError, match="candidates"):
         score(q, d[None].expand(2, 4, 5, D))
+    with pytest.raises(ValueError, match="not quantised ones"):
+        score(torch.ones(1, 1, 4), maxsim.quantize(torch.ones(1, 1, 4)))
     assert offset(4) == 0
     assert mean(torch.tensor([1.0, 3.0])) == 2
     assert mean(torch.zeros(0)) == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -222,6 +225,13 @@ def test_slices_read_codes_in_place():
     made = quantize(random(1, 6, 4, 8))
     assert made[2:4].codes.data_ptr() == made.codes[2].data_ptr()
     assert made[[4, 1]].codes.data_ptr() == made.codes.data_ptr()
+
+
+def test_copies_and_other_processes():
+    q, made = random(1, 2, 3, 8), quantize([random(n, 1 + n, 8) for n in range(5)], scale="token")
+    for again in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert same_documents(again, made)
+        assert torch.equal(maxsim.score(q, again), maxsim.score(q, made))
 
 
 def test_what_it_says_of_itself():

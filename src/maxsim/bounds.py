@@ -72,8 +72,9 @@ def query_sizes(problem: Problem) -> QuerySizes:
     return QuerySizes(norm, error, count)
 
 
-def bound(q: QuerySizes, problem: Problem) -> Tensor:
-    """`[NQ, ND]`, or `[NQ, K]`: of all queries of the problem and its documents.
+def bound(q: QuerySizes, problem: Problem, where: torch.device | None = None) -> Tensor:
+    """`[NQ, ND]`, or `[NQ, K]`: of all queries of the problem and its documents. `where`: the device that scores the
+    documents that were quantised, if another one.
 
     Raises:
         ValueError: codes whose documents were never seen.
@@ -84,11 +85,11 @@ def bound(q: QuerySizes, problem: Problem) -> Tensor:
     r, h = codes.radius.double(), codes.norm.double()
     if problem.per_query:
         r, h = r.view(-1, problem.per_query), h.view(-1, problem.per_query)
-    exact = _product(dtype, codes.width, device)
+    exact = _product(dtype, codes.width, where or device)
     if codes.scaled:
         quantised = 2.0**-22 + (_product(torch.float32, codes.width, device) if codes.codec == "fp8" else 0.0)
     else:
-        quantised = exact + 2 * ROUNDING[dtype]  # decoded tokens are rounded to it
+        quantised = _product(dtype, codes.width, device) + 2 * ROUNDING[dtype]  # decoded tokens are rounded to it
     if codes.normalized:
         exact += 2.0**-20
     least = SMALL * q.tokens

@@ -68,7 +68,7 @@ def certified_topk(
         if not k or not scan.queries.count:
             none = best.top_documents(truth, k, backend)
             return CertifiedTopK(*none, none.indices.new_zeros(scan.queries.count))
-        return _rescore(truth, _candidates(scan, k).to(truth.device), k, backend)
+        return _rescore(truth, _candidates(scan, k, truth.device).to(truth.device), k, backend)
 
 
 def _same(exact: Tokens, quantised: Tokens) -> Tokens:
@@ -126,7 +126,7 @@ class Candidates(NamedTuple):
         return Candidates(*(each.to(device) for each in self))
 
 
-def _candidates(scan: Problem, k: int) -> Candidates:
+def _candidates(scan: Problem, k: int, where: torch.device) -> Candidates:
     """All documents but those that k others are certainly better than."""
     NQ, ND = scan.shape
     sizes = query_sizes(scan)
@@ -137,7 +137,7 @@ def _candidates(scan: Problem, k: int) -> Candidates:
     for low in range(0, ND, step):
         high = min(low + step, ND)
         part = dataclasses.replace(scan, documents=scan.documents.slice(low, high))
-        score, most = run(part, None).scores.double(), bound(sizes, part)
+        score, most = run(part, None).scores.double(), bound(sizes, part, where)
         most = most.masked_fill(~score.isfinite(), float("inf"))  # nothing is known of it
         may = torch.ones(NQ, high - low, dtype=torch.bool, device=scan.device)
         if empty is not None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,7 +87,7 @@ def quantize(
     for name in given:
         if codec not in OPTIONS[name]:
             raise ValueError(f"{name} is an option of {' and '.join(OPTIONS[name])}, not of {codec}")
-    if not isinstance(normalize, bool):
+    if not isinstance(normalize, (bool, np.bool_)):
         raise TypeError(f"normalize must be True or False, got {type(normalize).__name__}")
     tokens, groups = tokens_of(documents, document_mask, "documents")
     if tokens.codes is not None:
@@ -99,7 +100,7 @@ def quantize(
     if like is not None and like.width != tokens.width:
         raise ValueError(f"documents have width {tokens.width}, those of like {like.width}")
     with torch.no_grad():
-        stream = Stream.of(tokens, normalize)
+        stream = Stream.of(tokens, bool(normalize))
         largest = stream.largest()
         known = None if like is None else like.parameters.to(stream.device)
         if codec in scaled.LIMIT:
