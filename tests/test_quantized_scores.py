@@ -316,11 +316,27 @@ def test_gpu_backends_say_why_not(backend):
         maxsim.score(random(1, 2, 3, 8), quantize(random(2, 4, 5, 8)), backend=backend)
 
 
-def test_torch_compile_says_so():
-    made = quantize(random(2, 4, 5, 8))
-    compiled = torch.compile(lambda q: maxsim.score(q, made), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"torch\.compile does not trace scores of quantised documents"):
-        compiled(random(1, 2, 3, 8))
+@pytest.mark.parametrize("options", [{}, {"scale": "token"}, {"codec": "residual"}, {"codec": "pq", "parts": 4}])
+def test_compiled(options):
+    """Without a break, gradients too."""
+    torch.compiler.reset()
+    for d in (random(2, 4, 5, 8), Packed(random(2, 20, 8), torch.tensor([0, 3, 3, 20]))):
+        made = quantize(d, **options)
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def compiled(q, made=made):
+            return maxsim.score(q, made) * 2, maxsim.matches(q, made).index, maxsim.topk(q, made, 2).scores
+
+        q = random(1, 2, 3, 8).requires_grad_()
+        found = compiled(q)
+        found[0].sum().backward()
+        plain = q.detach().clone().requires_grad_()
+        scores = maxsim.score(plain, made)
+        (scores * 2).sum().backward()
+        assert torch.equal(found[0], scores * 2)
+        assert torch.equal(found[1], maxsim.matches(q, made).index)
+        assert torch.equal(found[2], maxsim.topk(q, made, 2).scores)
+        assert torch.equal(q.grad, plain.grad)
 
 
 def test_documents_stay_as_they_are():
