@@ -55,10 +55,7 @@ def problems(draw):
     return q, d, masks, options, draw(st.sampled_from(("exclude", "zero"))), draw(st.booleans())
 
 
-@profile(150)
-@given(problem=problems())
-def test_the_bound_holds(problem):
-    """In float64, for what the oracle makes of the documents; saturated codes too."""
+def check_bound(problem) -> None:
     q, d, masks, options, masked, normalize = problem
     made = quantize(d, document_mask=masks, normalize=normalize, **options)
     most = error_bound(q, made, masked=masked, normalize=normalize)
@@ -77,9 +74,14 @@ def test_the_bound_holds(problem):
                     assert truth == float(found[a, b]) == float(exact[a, b])
 
 
-@profile(150)
-@given(problem=problems(), k=st.integers(0, 8))
-def test_certified_is_exact(problem, k):
+@profile(100)
+@given(problem=problems())
+def test_the_bound_holds(problem):
+    """In float64, for what the oracle makes of the documents; saturated codes too."""
+    check_bound(problem)
+
+
+def check_certified(problem, k: int) -> None:
     q, d, masks, options, masked, normalize = problem
     made = quantize(d, document_mask=masks, normalize=normalize, **options)
     found = certified_topk(q, made, Packed.from_list(d), k, None, masked, normalize)
@@ -87,6 +89,20 @@ def test_certified_is_exact(problem, k):
     assert found.rescored.shape == (len(q),)
     assert bool((found.rescored >= (found.indices >= 0).sum(1)).all())
     assert bool((found.rescored <= len(d)).all())
+
+
+@profile(100)
+@given(problem=problems(), k=st.integers(0, 8))
+def test_certified_is_exact(problem, k):
+    check_certified(problem, k)
+
+
+@pytest.mark.slow
+@profile(1000)
+@given(problem=problems(), k=st.integers(0, 8))
+def test_any_problem_at_length(problem, k):
+    check_bound(problem)
+    check_certified(problem, k)
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from codes import same_documents, unit
 from lanes import random
 
 import maxsim
-from maxsim import quantize
+from maxsim import quantize, reference
 from maxsim.quantized import kmeans, product
 
 
@@ -24,6 +25,8 @@ def test_what_is_decoded(width, parts):
     assert made.bytes_a_token == parts
     cut = d.view(-1, parts, width // parts)
     back = made.dequantize().view(-1, parts, width // parts)
+    oracle = reference.product_token(made.codes[3, 4].numpy(), books.numpy())
+    assert np.array_equal(made.dequantize(torch.float64)[3, 4].numpy(), oracle)
     for m in range(parts):
         assert torch.equal(back[:, m], books[m][made.codes.view(-1, parts)[:, m].long()])
         least = torch.cdist(cut[:, m].double(), books[m].double()).amin(1)

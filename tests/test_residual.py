@@ -12,7 +12,7 @@ from codes import same_documents, unit
 from lanes import random
 
 import maxsim
-from maxsim import Packed, Quantized, quantize
+from maxsim import Packed, Quantized, quantize, reference
 from maxsim.quantized import residual
 
 BITS = residual.BITS
@@ -62,7 +62,13 @@ def test_what_is_decoded(bits, width, renormalize):
     wanted = centroids[own] + p.weights[bucket]
     if renormalize:
         wanted = torch.nn.functional.normalize(wanted, dim=-1)
-    assert torch.allclose(made.dequantize().view(-1, width), wanted, rtol=1e-6, atol=1e-7)
+    back = made.dequantize().view(-1, width)
+    assert torch.allclose(back, wanted, rtol=1e-6, atol=1e-7)
+    for n in range(0, 210, 30):
+        oracle = reference.residual_token(
+            made.codes.view(210, -1)[n].numpy(), centroids[own[n]].numpy(), p.weights.numpy(), renormalize
+        )
+        assert np.allclose(back[n].numpy(), oracle, rtol=1e-5, atol=1e-6)
 
 
 def test_more_bits_are_nearer():
@@ -134,9 +140,12 @@ def test_like():
     assert again.parameters.renormalize
     assert torch.equal(again.parameters.radius, first.parameters.radius[:7])
     assert quantize(d, like=quantize(d, "fp8", scale="token")).parameters.factor is not None
+    found = quantize(3 * d[:7], like=quantize(d, "residual", normalize=True))
+    assert found.parameters.normalized
+    assert (found.dequantize() - d[:7]).abs().max() < 0.5
     for options, error, message in (
         ({"like": first, "bits": 2}, ValueError, "options are taken, got bits"),
-        ({"like": first, "codec": "pq"}, ValueError, "like is residual, not pq"),
+        ({"like": first, "codec": "int8"}, ValueError, "like is residual, not int8"),
         ({"like": d}, TypeError, "like must be Quantized"),
     ):
         with pytest.raises(error, match=message):

@@ -27,7 +27,7 @@ OPTIONS = {
 
 def quantize(
     documents: TokensLike,
-    codec: str = "int8",
+    codec: str | None = None,
     document_mask: MaskLike = None,
     normalize: bool = False,
     *,
@@ -42,7 +42,7 @@ def quantize(
     """Documents as codes, which `score`, `score_pairs`, `matches` and `topk` take in place of the documents.
 
     Codecs, for tokens of width D:
-        "int8": D bytes a token, −127 to 127 times a scale. Symmetric, without a zero point. Query tokens are quantised
+        "int8" (None): D bytes a token, −127 to 127 times a scale. Symmetric, without a zero point. Query tokens are quantised
             so too when they are scored, each with its own scale; products of codes are exact.
         "fp8": D bytes a token, of e4m3 (448 is the largest) times a scale. Query tokens so too.
         "residual": D × bits / 8 bytes a token and 4 for the number of its centroid: how far it is from that, in each
@@ -68,7 +68,8 @@ def quantize(
             are unit vectors. None: no.
         parts: of "pq": how many bytes a token, 16 where None; must divide D.
         seed: of the sample and of where k-means begins.
-        like: documents whose codec, options, centroids, buckets and codewords are taken, in place of training.
+        like: documents whose codec, options (`normalize` too), centroids, buckets and codewords are taken, in place of
+            training.
 
     Returns:
         `Quantized` on the documents' device, in their layout.
@@ -82,6 +83,8 @@ def quantize(
     given = {name: value for name, value in options.items() if value is not None}
     if like is not None:
         codec = _codec_of(like, codec, given)
+        normalize = normalize or like.parameters.normalized
+    codec = "int8" if codec is None else codec
     if codec not in CODECS:
         raise ValueError(f"codec must be one of {', '.join(map(repr, CODECS))}, got {codec!r}")
     for name in given:
@@ -112,12 +115,12 @@ def quantize(
     return made if groups is None else made[torch.arange(len(made)).view(groups)]
 
 
-def _codec_of(like: object, codec: str, given: dict[str, Any]) -> str:
+def _codec_of(like: object, codec: str | None, given: dict[str, Any]) -> str:
     if not isinstance(like, Quantized):
         raise TypeError(f"like must be Quantized, got {type(like).__name__}")
     if given:
         raise ValueError(f"with like its own options are taken, got {', '.join(given)}")
-    if codec not in ("int8", like.codec):
+    if codec not in (None, like.codec):
         raise ValueError(f"like is {like.codec}, not {codec}")
     return like.codec
 

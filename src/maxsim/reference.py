@@ -134,3 +134,21 @@ def code_values(token: np.ndarray, scale: np.float32, codec: str) -> np.ndarray:
         place = nearest[0] if len(nearest) == 1 or nearest[0] % 2 == 0 else nearest[1]
         codes.append(math.copysign(float(known[place]), quotient))
     return np.array(codes)
+
+
+def residual_token(
+    codes: np.ndarray, centroid: np.ndarray, weights: np.ndarray, renormalize: bool = False
+) -> np.ndarray:
+    """Bytes `[W]` → the token `[D]`: its centroid and, of each dimension, the weight of a bucket. A byte holds numbers
+    from its highest bits down, each with its lowest bit first."""
+    bits, numbers = int(math.log2(len(weights))), []
+    for byte in codes:
+        digits = format(int(byte), "08b")
+        numbers += [int(digits[at : at + bits][::-1], 2) for at in range(0, 8, bits)]
+    token: np.ndarray = np.array([float(c) + float(weights[n]) for c, n in zip(centroid, numbers, strict=False)])
+    return token / max(math.sqrt(float((token**2).sum())), 1e-12) if renormalize else token
+
+
+def product_token(codes: np.ndarray, books: np.ndarray) -> np.ndarray:
+    """Numbers of codewords `[M]` → the token, theirs side by side. `books`: `[M, K, D / M]`."""
+    return np.concatenate([np.asarray(book[code], np.float64) for code, book in zip(codes, books, strict=True)])

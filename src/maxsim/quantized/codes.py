@@ -105,7 +105,8 @@ class Codes:
         """→ read(rows), tokens `[m, width]` in float32, or int8 as they are; without the scales. `codes` are flat,
         `[rows, W]`."""
         if self.codec == "fp8":
-            return lambda rows: scaled.decode(codes[rows])
+            bits = codes.view(torch.int8)  # which every PyTorch can index
+            return lambda rows: scaled.decode(bits[rows].view(torch.float8_e4m3fn))
         if self.codec == "pq":
             assert self.books is not None
             books = self.books

@@ -171,8 +171,9 @@ class Quantized:
         if self.starts is None or self.ends is None or self.consecutive:
             return self
         rows, offsets = self._rows()
+        codes = self.codes.view(torch.uint8)[rows].view(self.codes.dtype)  # fp8 too, which not every PyTorch can index
         return self._with(
-            codes=self.codes[rows],
+            codes=codes,
             parameters=self.parameters.rows(rows),
             starts=offsets[:-1],
             ends=offsets[1:],
