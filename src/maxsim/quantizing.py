@@ -42,8 +42,8 @@ def quantize(
     """Documents as codes, which `score`, `score_pairs`, `matches` and `topk` take in place of the documents.
 
     Codecs, for tokens of width D:
-        "int8" (None): D bytes a token, −127 to 127 times a scale. Symmetric, without a zero point. Query tokens are quantised
-            so too when they are scored, each with its own scale; products of codes are exact.
+        "int8" (None): D bytes a token, −127 to 127 times a scale. Symmetric, without a zero point. Query tokens are
+            quantised so too when they are scored, each with its own scale; products of codes are exact.
         "fp8": D bytes a token, of e4m3 (448 is the largest) times a scale. Query tokens so too.
         "residual": D × bits / 8 bytes a token and 4 for the number of its centroid: how far it is from that, in each
             dimension one of 2^bits buckets. Queries stay as they are.
