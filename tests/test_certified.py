@@ -16,7 +16,7 @@ from lanes import random
 from test_properties import profile
 
 import maxsim
-from maxsim import Packed, Views, best, certified_topk, error_bound, quantize, reference
+from maxsim import Packed, Views, best, certified, certified_topk, error_bound, quantize, reference
 
 INF = float("inf")
 CODECS = ("int8", "fp8", "residual", "pq")
@@ -127,6 +127,17 @@ def test_ties_keep_their_order(monkeypatch):
         monkeypatch.setattr(best, "CHUNK_BYTES", 48 * 2 * size)
         for k in (1, 3, 12, 13, 59, 60, 100):
             assert same(certified_topk(q, made, d, k), maxsim.topk(q, d, k))
+
+
+def test_queries_in_groups(monkeypatch):
+    q, d = [unit(n, 1 + n % 5, 16) for n in range(9)], unit(20, 50, 6, 16)
+    made, wanted = quantize(d), maxsim.topk(q, d, 4)
+    whole = certified_topk(q, made, d, 4)
+    for size in (1, 2, 5):
+        monkeypatch.setattr(certified, "CANDIDATES", 50 * size)
+        found = certified_topk(q, made, d, 4)
+        assert same(found, wanted)
+        assert torch.equal(found.rescored, whole.rescored)
 
 
 @pytest.mark.parametrize("form", ["padded", "strided", "list", "packed32", "views", "jagged-holes", "numpy"])

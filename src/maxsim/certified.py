@@ -16,6 +16,8 @@ from .layout import MaskLike, Problem, Tokens, TokensLike, make_problem
 from .quantized import Quantized
 from .stream import rows_of
 
+CANDIDATES = 1 << 24  # of the queries that are searched for together, should no document be ruled out: 40 bytes each
+
 
 class CertifiedTopK(NamedTuple):
     """scores, indices: as of `TopK`. rescored: int64 `[NQ]`, how many documents were scored exactly for each query."""
@@ -68,7 +70,15 @@ def certified_topk(
         if not k or not scan.queries.count:
             none = best.top_documents(truth, k, backend)
             return CertifiedTopK(*none, none.indices.new_zeros(scan.queries.count))
-        return _rescore(truth, _candidates(scan, k, truth.device).to(truth.device), k, backend)
+        found = []
+        step = max(1, CANDIDATES // scan.documents.count)
+        for low in range(0, scan.queries.count, step):
+            some, of_truth = (
+                dataclasses.replace(whole, queries=whole.queries.slice(low, min(low + step, scan.queries.count)))
+                for whole in (scan, truth)
+            )
+            found.append(_rescore(of_truth, _candidates(some, k, truth.device).to(truth.device), k, backend))
+        return CertifiedTopK(*(torch.cat(each) for each in zip(*found, strict=True)))
 
 
 def _same(exact: Tokens, quantised: Tokens) -> Tokens:
