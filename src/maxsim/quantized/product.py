@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .gathering import gathered
 from .kmeans import assign, kmeans
 
 WORDS = 256
@@ -38,4 +39,4 @@ def decode(codes: Tensor, books: Tensor) -> Tensor:
     """uint8 `[m, M]` → float32 `[m, D]`."""
     M, K, d = books.shape
     word = codes.int() + torch.arange(0, M * K, K, dtype=torch.int32, device=codes.device)
-    return books.view(M * K, d).index_select(0, word.view(-1)).view(len(codes), M * d)
+    return gathered(books.view(M * K, d), word.view(-1)).view(len(codes), M * d)

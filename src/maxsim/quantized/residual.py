@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from .gathering import gathered
 from .kmeans import assign, kmeans
 
 BITS = (1, 2, 4, 8)
@@ -89,7 +90,7 @@ def _reversed(numbers: Tensor, bits: int) -> Tensor:
 def decode(codes: Tensor, centroid: Tensor, centroids: Tensor, table: Tensor, renormalize: bool) -> Tensor:
     """uint8 `[m, W]`, int32 `[m]` → float32 `[m, D]`. `table`: the weights in each byte, `[256, 8 / bits]`."""
     tokens = centroids.index_select(0, centroid)
-    weights = table.index_select(0, codes.reshape(-1).int()).view(len(codes), codes.shape[1] * table.shape[1])
+    weights = gathered(table, codes.reshape(-1).int()).view(len(codes), codes.shape[1] * table.shape[1])
     tokens += weights[:, : tokens.shape[1]]
     if renormalize:
         tokens /= torch.linalg.vector_norm(tokens, dim=1, keepdim=True).clamp_min_(1e-12)
