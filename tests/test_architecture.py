@@ -15,15 +15,16 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sor
 
 # From the ground up; a room sees those below it, and a folder sees itself (but no backend another).
 LAYERS = [
-    {"errors", "reference", "precision", "packed", "devices", "kernels", "sources", "plans", "progress"},
+    {"errors", "reference", "precision", "packed", "devices", "kernels", "sources", "plans", "progress", "quantized"},
+    {"problem"},
     {"layout", "result", "encode"},
-    {"gpu"},
-    {"backends", "corpus"},
+    {"gpu", "stream"},
+    {"backends", "corpus", "bounds", "quantizing"},
     {"dispatch"},
     {"autograd"},
     {"graph"},
     {"ops", "best"},
-    {"distributed"},
+    {"distributed", "certified"},
     {"search"},
     {"indexing"},
     {"bench"},
@@ -31,12 +32,19 @@ LAYERS = [
     {"__init__", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-SAME_LEVEL = {("plans", "precision"), ("plans", "packed"), ("layout", "result")}
+SAME_LEVEL = {
+    ("quantized", "packed"),
+    ("plans", "precision"),
+    ("plans", "packed"),
+    ("layout", "result"),
+    ("result", "plans"),
+}
 ALONE = {
     "reference": set(),
     "kernels": {"kernels"},
     "corpus": {"corpus", "errors", "packed", "devices"},
     "errors": set(),
+    "quantized": {"quantized", "packed"},
 }
 
 
@@ -121,8 +129,8 @@ def test_files_stay_small_and_say_what_they_are(name):
 
 
 EXPORTED = [
-    "Corpus", "Matches", "Packed", "TopK", "UnsupportedError", "Views",
-    "backend_for", "matches", "score", "score_pairs", "topk",
+    "CertifiedTopK", "Corpus", "Matches", "Packed", "Quantized", "TopK", "UnsupportedError", "Views",
+    "backend_for", "certified_topk", "error_bound", "matches", "quantize", "score", "score_pairs", "topk",
 ]  # fmt: skip
 
 
@@ -158,6 +166,7 @@ SCORE = ["queries", "documents", "query_mask", "document_mask", "masked", "norma
         ("backend_for", SCORE[:-1]),
         ("score_pairs", ["queries", "documents", "pairs", *SCORE[2:]]),
         ("topk", ["queries", "documents", "k", *SCORE[2:]]),
+        ("error_bound", SCORE[:-1]),
     ],
 )
 def test_signatures(name, parameters):

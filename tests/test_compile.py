@@ -9,7 +9,7 @@ import pytest
 import torch
 from lanes import integers
 
-from maxsim import Packed, Views, graph
+from maxsim import Packed, Views, graph, quantize
 from maxsim.layout import make_problem
 
 INF = float("inf")
@@ -107,9 +107,13 @@ def test_operators(lane):
     """What PyTorch itself checks of an operator: its schema, its result without values, its gradient."""
     q, d = inputs(lane)
     for needs in (False, True):
-        problem = make_problem(q.clone().requires_grad_(needs), d.clone().requires_grad_(needs))
-        arguments = (*graph._tensors(problem), graph._sizes(problem), lane.backend, needs, False)
-        torch.library.opcheck(graph._scores, arguments)
+        forms = [d.clone().requires_grad_(needs)]
+        if lane.backend == "cpu":
+            forms.append(quantize(d, scale="token"))
+        for documents in forms:
+            problem = make_problem(q.clone().requires_grad_(needs), documents)
+            given = (*graph._tensors(problem), *graph._codes(problem), graph._sizes(problem))
+            torch.library.opcheck(graph._scores, (*given, lane.backend, needs, False))
 
 
 FIRST_USE = """

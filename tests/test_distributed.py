@@ -471,6 +471,8 @@ def test_without_a_group():
         score(q, d, method="star")
     with pytest.raises(ValueError, match="candidates"):
         score(q, d[None].expand(2, 4, 5, D))
+    with pytest.raises(ValueError, match="not quantised ones"):
+        score(torch.ones(1, 1, 4), maxsim.quantize(torch.ones(1, 1, 4)))
     assert offset(4) == 0
     for wrong in (-2, 1.5, True):
         with pytest.raises(ValueError, match="count must be"):

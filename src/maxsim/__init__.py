@@ -8,22 +8,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import distributed as distributed
     from .best import TopK, topk
+    from .bounds import error_bound
+    from .certified import CertifiedTopK, certified_topk
     from .errors import UnsupportedError
     from .ops import Matches, backend_for, matches, score, score_pairs
     from .packed import Packed, Views
+    from .quantized import Quantized
+    from .quantizing import quantize
     from .search import Corpus
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CertifiedTopK",
     "Corpus",
     "Matches",
     "Packed",
+    "Quantized",
     "TopK",
     "UnsupportedError",
     "Views",
     "backend_for",
+    "certified_topk",
+    "error_bound",
     "matches",
+    "quantize",
     "score",
     "score_pairs",
     "topk",
@@ -33,9 +42,13 @@ __all__ = [
 # safetensors. No room may be called like a public name, which it would hide.
 _ROOMS = {
     "best": ("TopK", "topk"),
+    "bounds": ("error_bound",),
+    "certified": ("CertifiedTopK", "certified_topk"),
     "errors": ("UnsupportedError",),
     "ops": ("Matches", "backend_for", "matches", "score", "score_pairs"),
     "packed": ("Packed", "Views"),
+    "quantized": ("Quantized",),
+    "quantizing": ("quantize",),
     "search": ("Corpus",),
 }
 

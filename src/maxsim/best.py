@@ -74,8 +74,8 @@ def top_documents(problem: Problem, k: int, backend: str | None = None) -> TopK:
     k = min(k, ND)
     scores = torch.empty(NQ, 0, dtype=problem.result_dtype, device=problem.device)
     indices = torch.empty(NQ, 0, dtype=torch.int64, device=problem.device)
-    blank = _empty(problem.queries, False)
-    empty = _empty(problem.documents, problem.masked_zero)
+    blank = without_tokens(problem.queries, False)
+    empty = without_tokens(problem.documents, problem.masked_zero)
     step = max(1, CHUNK_BYTES // (12 * max(NQ, 1)))
     for low in range(0, ND if k else 0, step):
         high = min(low + step, ND)
@@ -105,7 +105,7 @@ def merge(scores: Tensor, indices: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, order), indices.gather(1, order)
 
 
-def _empty(tokens: Tokens, masked_count: bool) -> Tensor | None:
+def without_tokens(tokens: Tokens, masked_count: bool) -> Tensor | None:
     """True for items without a kept token, `[count]`, or None where there is none. `masked_count`: masked rows count
     too."""
     mask = None if masked_count else tokens.mask

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,126 +11,15 @@ import torch
 from torch import Tensor
 
 from .packed import Packed, Views, as_tensor, numbers
+from .problem import Problem as Problem
+from .problem import Tokens as Tokens
+from .quantized import Quantized
 
 Array: TypeAlias = Tensor | np.ndarray
-TokensLike: TypeAlias = Array | Packed | Views | Sequence[Any] | Iterable[Any]
+TokensLike: TypeAlias = Array | Packed | Views | Quantized | Sequence[Any] | Iterable[Any]
 MaskLike: TypeAlias = Array | Sequence[Any] | None
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """One side of a problem: `count` items, item n holding the rows of `data` that belong to it.
-
-    Padded: `data` is `[N, L, D]` or, for candidates, `[NQ, K, L, D]` (count = NQ·K), any strides; `starts` is None.
-    Ragged: `data` is `[T, D]`; item n is `data[starts[n]:ends[n]]`, and `consecutive` says that items follow one
-    another. `max_length` bounds an item's tokens. `mask` is boolean with the shape `data.shape[:-1]`, True = keep, or
-    None.
-    """
-
-    data: Tensor
-    count: int
-    max_length: int
-    starts: Tensor | None = None
-    ends: Tensor | None = None
-    consecutive: bool = False
-    mask: Tensor | None = None
-
-    @property
-    def width(self) -> int:
-        return self.data.shape[-1]
-
-    @property
-    def ragged(self) -> bool:
-        return self.starts is not None
-
-    @property
-    def columns(self) -> int:
-        """Token rows of all items: the width of a winners table. Items that may overlap get `max_length` each."""
-        return self.data.shape[0] if self.consecutive else self.count * self.max_length
-
-    def to(self, device: torch.device) -> Tokens:
-        if self.data.device == device:
-            return self
-
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
-
-        return dataclasses.replace(
-            self,
-            data=self.data.to(device, non_blocking=True),
-            starts=move(self.starts),
-            ends=move(self.ends),
-            mask=move(self.mask),
-        )
-
-    def with_data(self, data: Tensor) -> Tokens:
-        # as `dataclasses.replace` does, in a fifth of the time: a backward's host time is that of small steps
-        return Tokens(data, self.count, self.max_length, self.starts, self.ends, self.consecutive, self.mask)
-
-    def slice(self, low: int, high: int) -> Tokens:
-        """Items low to high, without copying tokens."""
-        if self.starts is not None and self.ends is not None:
-            return dataclasses.replace(
-                self, count=high - low, starts=self.starts[low:high], ends=self.ends[low:high], consecutive=False
-            )
-        mask = None if self.mask is None else self.mask[low:high]
-        return dataclasses.replace(self, data=self.data[low:high], count=high - low, mask=mask)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What to score: every query with every document, the given `pairs`, or `per_query` own documents of each query.
-
-    `pairs` is int64 `[P, 2]` (query, document). With `per_query` = K > 0, document p belongs to query p // K.
-    """
-
-    queries: Tokens
-    documents: Tokens
-    pairs: Tensor | None = None
-    per_query: int = 0
-    masked_zero: bool = False
-    normalize: bool = False
-
-    @property
-    def grid(self) -> bool:
-        return self.pairs is None and not self.per_query
-
-    @property
-    def device(self) -> torch.device:
-        return self.documents.data.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.documents.data.dtype
-
-    @property
-    def result_dtype(self) -> torch.dtype:
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the backend's result: `[NQ, ND]` for a grid, else `[P]`."""
-        if self.grid:
-            return (self.queries.count, self.documents.count)
-        return (self.documents.count if self.pairs is None else self.pairs.shape[0],)
-
-    @property
-    def winners_shape(self) -> tuple[int, int]:
-        """`[ND, TQ]` for a grid (a column a query token), else `[P, LQ]`."""
-        if self.grid:
-            return (self.documents.count, self.queries.columns)
-        return (self.shape[0], self.queries.max_length)
-
-    @property
-    def winners_dtype(self) -> torch.dtype:
-        """Two bytes hold an index where no document has more than 65,535 tokens (read as unsigned: 65,535 is none)."""
-        return torch.int16 if self.documents.max_length <= 65535 else torch.int32
-
-    def with_data(self, queries: Tensor, documents: Tensor) -> Problem:
-        q, d = self.queries.with_data(queries), self.documents.with_data(documents)
-        return Problem(q, d, self.pairs, self.per_query, self.masked_zero, self.normalize)
 
 
 def make_problem(
@@ -149,8 +37,14 @@ def make_problem(
         raise ValueError(f"masked must be 'exclude' or 'zero', got {masked!r}")
     if not isinstance(normalize, (bool, np.bool_)):
         raise TypeError(f"normalize must be True or False, got {type(normalize).__name__}")
-    q, q_groups = _tokens(queries, query_mask, "queries")
-    d, groups = _tokens(documents, document_mask, "documents")
+    q, q_groups = tokens_of(queries, query_mask, "queries")
+    d, groups = tokens_of(documents, document_mask, "documents")
+    if q.codes is not None:
+        raise TypeError("queries must be tokens, got Quantized: only documents can be quantised")
+    if normalize and d.codes is not None and not d.codes.normalized:
+        raise ValueError(
+            "normalize=True takes documents whose unit vectors were quantised: quantize(documents, normalize=True)"
+        )
     if q_groups is not None:
         raise ValueError("queries must be [NQ, LQ, D], [LQ, D] or a flat list of [LQ, D], got one level too many")
     q, d = _agree(q, d)
@@ -166,10 +60,13 @@ def make_problem(
     return Problem(q, d, pair_index, per_query, masked == "zero", bool(normalize))
 
 
-def _tokens(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, tuple[int, int] | None]:
+def tokens_of(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, tuple[int, int] | None]:
     """→ tokens, and (NQ, K) where the value holds K documents for each of NQ queries."""
     if isinstance(value, (Packed, Views)):
         return _from_ragged(value, mask, side), None
+    if isinstance(value, Quantized):
+        groups = (len(value) // value.per_query, value.per_query) if value.per_query else None
+        return _from_quantized(value, mask, side), groups
     if isinstance(value, np.ndarray) and value.dtype == object:
         # of items of one length numpy makes a block of Python floats, whose dtype is lost: float32 then
         value = list(value) if value.ndim == 1 else value.astype(np.float32)
@@ -216,6 +113,28 @@ def _from_ragged(value: Packed | Views, mask: MaskLike, side: str) -> Tokens:
     if given is not None and given.shape != tokens.shape[:1]:
         raise ValueError(f"{side} mask must have one entry a token, [{tokens.shape[0]}], got {list(given.shape)}")
     return Tokens(tokens, len(value), value.max_length, value.starts, value.ends, isinstance(value, Packed), given)
+
+
+def _from_quantized(value: Quantized, mask: MaskLike, side: str) -> Tokens:
+    kept = value.mask
+    if mask is not None:
+        shape = value.codes.shape[:-1]
+        if not isinstance(mask, (Tensor, np.ndarray)) and value.starts is not None and value.ends is not None:
+            mask = _list_mask(mask, (value.ends - value.starts).tolist(), side)
+        given = _bool(mask, side, value.device)
+        if given.shape != shape:
+            raise ValueError(f"{side} mask must have the shape of the codes, {list(shape)}, got {list(given.shape)}")
+        kept = given if kept is None else kept & given
+    return Tokens(
+        value.codes,
+        len(value),
+        value.max_length,
+        value.starts,
+        value.ends,
+        value.consecutive,
+        kept,
+        value.parameters,
+    )
 
 
 def _from_nested(tensor: Any, mask: MaskLike, side: str) -> Tokens:
@@ -291,23 +210,32 @@ def _bool(mask: Any, side: str, device: torch.device | None) -> Tensor:
     return tensor if device is None else tensor.to(device, non_blocking=True)
 
 
+def check_tokens(tokens: Tokens, side: str) -> None:
+    """Floats, at least one column."""
+    if tokens.data.dtype not in FLOATS:
+        raise TypeError(
+            f"{side} must be float16, bfloat16, float32 or float64, got {tokens.data.dtype}; "
+            "integer codes mean nothing without their scales: see maxsim.quantize"
+        )
+    if tokens.width == 0:
+        raise ValueError(f"{side} must have at least one column, got shape {list(tokens.data.shape)}")
+
+
 def _agree(q: Tokens, d: Tokens) -> tuple[Tokens, Tokens]:
     """Same dtype, width and device on both sides; an empty list takes those of the other side."""
     if q.data.shape == (0, 0):
-        q = dataclasses.replace(q, data=d.data.new_empty(0, 0, max(d.width, 1)))
+        dtype = d.data.dtype if d.codes is None else torch.float32
+        q = dataclasses.replace(q, data=d.data.new_empty(0, 0, max(d.width, 1), dtype=dtype))
     if d.data.shape == (0, 0):
         d = dataclasses.replace(d, data=q.data.new_empty(0, 0, max(q.width, 1)))
-    for side, tokens in (("queries", q), ("documents", d)):
-        if tokens.data.dtype not in FLOATS:
-            raise TypeError(
-                f"{side} must be float16, bfloat16, float32 or float64, got {tokens.data.dtype}; "
-                "integer codes mean nothing without their scales"
-            )
-        if tokens.width == 0:
-            raise ValueError(f"{side} must have at least one column, got shape {list(tokens.data.shape)}")
+    check_tokens(q, "queries")
+    if d.codes is None:
+        check_tokens(d, "documents")
     if q.data.is_meta and not d.data.is_meta:
         raise ValueError(f"queries are on the meta device, which holds no values, and documents on {d.data.device}")
-    if q.data.dtype != d.data.dtype:
+    if d.codes is not None and q.data.dtype == torch.float64:
+        raise TypeError("queries are torch.float64 and documents quantised: cast, for example queries.float()")
+    if d.codes is None and q.data.dtype != d.data.dtype:
         raise TypeError(
             f"queries are {q.data.dtype} and documents {d.data.dtype}: cast one, for example queries.to({d.data.dtype})"
         )

@@ -42,8 +42,9 @@ def score(
     Args:
         queries: `[NQ, LQ, D]`, one `[LQ, D]`, a list of `[L_i, D]` (torch or numpy), `Packed`, `Views` or a jagged
             nested tensor, in float16, bfloat16 or float32 (float64 on the CPU). They move to the documents' device.
-        documents: the same forms and dtype; or candidates of each query, `[NQ, K, LD, D]` or a list of lists. Never
-            moved or copied, but a list costs one packed copy.
+        documents: the same forms and dtype; or candidates of each query, `[NQ, K, LD, D]` or a list of lists; or
+            `Quantized` (see `quantize`), with queries of any dtype but float64. Never moved or copied, but a list
+            costs one packed copy.
         query_mask: boolean, True = keep, any pattern: `[NQ, LQ]`, for a list one mask an item (or one
             `[N, longest]`, of which each item takes as many entries as it has tokens, from the left), for `Packed` and
             `Views` `[T]`.

@@ -94,3 +94,61 @@ def gradients(
         grad_query[i] += upstream * (d - (q @ d) * q) / q_norm
         grad_document[j] += upstream * (q - (q @ d) * d) / d_norm
     return grad_query, grad_document
+
+
+def code_scale(tokens: np.ndarray, codec: str) -> np.float32:
+    """Of all these tokens together, `[D]` or `[L, D]`: the largest magnitude becomes the largest code."""
+    largest = np.float32(np.abs(np.asarray(tokens, np.float64)).max(initial=0.0))
+    limit = {"int8": 127, "fp8": 448}[codec]
+    return max(np.float32(largest / np.float32(limit)), np.float32(2.0**-126))
+
+
+def code_factors(document: np.ndarray, codec: str) -> tuple[np.float32, np.ndarray]:
+    """Where tokens have scales of their own: the document's scale, and how often each token's is that, a whole number
+    up to a power of two that keeps products of `int8` codes below 2^31."""
+    most = 2**14
+    while codec == "int8" and most * 127 * 127 * document.shape[1] >= 2**31:
+        most //= 2
+    wanted = np.array([code_scale(token, codec) for token in document], np.float32)
+    scale = max(np.float32(wanted.max(initial=0.0) / np.float32(most)), np.float32(2.0**-126))
+    return scale, np.clip(np.ceil(wanted / scale), 1, most).astype(np.float64)
+
+
+def code_values(token: np.ndarray, scale: np.float32, codec: str) -> np.ndarray:
+    """A token `[D]` → its codes as numbers: the float32 quotients, rounded to the nearest, ties to even, saturating.
+
+    A quantised token is `scale * codes` (`scale` the document's, or that times the token's factor, rounded to float32
+    for the quotient but not for the product); a score of quantised documents is the score of such documents and, of
+    `int8` and `fp8`, of query tokens quantised each with a scale of its own.
+    """
+    known = np.arange(128.0)
+    if codec == "fp8":  # e4m3: 4 bits of exponent, of which the last has no infinity, 3 of mantissa, and no sign
+        bits = np.arange(127)
+        exponent, mantissa = bits >> 3, bits & 7
+        known = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    codes = []
+    for x in np.asarray(token, np.float64):
+        quotient = float(np.float32(x) / scale)
+        distance = np.abs(known - abs(quotient))
+        nearest = np.flatnonzero(distance == distance.min())
+        place = nearest[0] if len(nearest) == 1 or nearest[0] % 2 == 0 else nearest[1]
+        codes.append(math.copysign(float(known[place]), quotient))
+    return np.array(codes)
+
+
+def residual_token(
+    codes: np.ndarray, centroid: np.ndarray, weights: np.ndarray, renormalize: bool = False
+) -> np.ndarray:
+    """Bytes `[W]` → the token `[D]`: its centroid and, of each dimension, the weight of a bucket. A byte holds numbers
+    from its highest bits down, each with its lowest bit first."""
+    bits, numbers = int(math.log2(len(weights))), []
+    for byte in codes:
+        digits = format(int(byte), "08b")
+        numbers += [int(digits[at : at + bits][::-1], 2) for at in range(0, 8, bits)]
+    token: np.ndarray = np.array([float(c) + float(weights[n]) for c, n in zip(centroid, numbers, strict=False)])
+    return token / max(math.sqrt(float((token**2).sum())), 1e-12) if renormalize else token
+
+
+def product_token(codes: np.ndarray, books: np.ndarray) -> np.ndarray:
+    """Numbers of codewords `[M]` → the token, theirs side by side. `books`: `[M, K, D / M]`."""
+    return np.concatenate([np.asarray(book[code], np.float64) for code, book in zip(codes, books, strict=True)])

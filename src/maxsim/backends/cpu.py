@@ -22,6 +22,7 @@ from ..kernels.cpu_sums import Sums
 from ..kernels.cpu_threads import Scratch, run
 from ..kernels.cpu_tree import Tree
 from ..layout import Problem, Tokens
+from ..quantized.scaled import encode_queries
 from ..result import Scored
 
 NAME = "cpu"
@@ -32,6 +33,7 @@ JOB_TOKENS = 1 << 17  # document tokens of one job
 JOB = 1 << 28  # floating point operations that are worth a job: 3 milliseconds, against 0.1 to prepare it
 JOBS_PER_THREAD = 8  # at most, so that threads end together
 ENTRIES = 1 << 18  # winners of one backward step
+EXACT_WIDTH = (1 << 24) // 127**2  # of int8 codes whose products float32 adds up exactly, in any order
 
 
 def unsupported(problem: Problem) -> Sequence[str]:
@@ -60,9 +62,13 @@ class _Side:
     """One side of a problem as runs of token rows: item n is `length[n]` rows from `start[n]` on, of which `mask`
     keeps some."""
 
-    def __init__(self, tokens: Tokens, problem: Problem):
+    def __init__(self, tokens: Tokens, problem: Problem, winners: bool = False):
+        self.arithmetic = _arithmetic(problem, winners)
         self.count, self.width = tokens.count, tokens.width
-        self.rows = Rows(tokens.data, problem.result_dtype, problem.normalize)
+        if tokens.codes is None:
+            self.rows = Rows(tokens.data, problem.result_dtype, problem.normalize)
+        else:
+            self.rows = _decoded(tokens, problem, self.arithmetic)
         slots = np.arange(tokens.count, dtype=np.int64) * tokens.max_length
         if tokens.starts is not None and tokens.ends is not None:
             self.start = tokens.starts.numpy().astype(np.int64)
@@ -71,17 +77,69 @@ class _Side:
             self.start, self.length = slots, np.full(tokens.count, tokens.max_length, dtype=np.int64)
         self.column = self.start if tokens.consecutive else slots  # of an item's first token in a grid's winners table
         self.mask = None if tokens.mask is None else tokens.mask.reshape(-1).numpy()
+        self.document_scale = None if tokens.codes is None else tokens.codes.scale
+
+    def queries(self, rows: Tensor, problem: Problem) -> tuple[Tensor, Tensor | None]:
+        """Rows of query tokens as documents' rows multiply them, and, where both are scaled codes, their scales."""
+        codes = problem.documents.codes
+        if codes is None or not codes.scaled:
+            return rows, None
+        values, scale = encode_queries(rows, codes.codec)
+        return values.to(self.arithmetic), scale
 
     def kept(self, items: np.ndarray | slice) -> Kept:
         return kept(self.start[items], self.length[items], self.mask)
+
+    def scale(self, items: np.ndarray | slice) -> Tensor | None:
+        """Of documents `[n, 1]`, None where they have none."""
+        if self.document_scale is None:
+            return None
+        return self.document_scale[items if isinstance(items, slice) else torch.from_numpy(items), None]
 
     def documents(self, items: np.ndarray | slice, problem: Problem, query_rows: int) -> Documents:
         limit = block_tokens(query_rows, self.width)
         return Documents(self.start[items], self.length[items], self.mask, problem.masked_zero, limit)
 
 
+def _arithmetic(problem: Problem, winners: bool) -> torch.dtype:
+    """Of similarities. Those of int8 codes are whole numbers: exact, but for their factors in float32, which rounds
+    them to what the largest is rounded to in the end, and winners need to be told apart before."""
+    codes = problem.documents.codes
+    if (
+        codes is not None
+        and codes.codec == "int8"
+        and (codes.width > EXACT_WIDTH or (winners and codes.factor is not None))
+    ):
+        return torch.float64
+    return problem.result_dtype
+
+
+def _decoded(tokens: Tokens, problem: Problem, dtype: torch.dtype) -> Rows:
+    """Rows of quantised documents: their tokens, or codes as numbers, whose factors are the rows' weights."""
+    codes = tokens.codes
+    assert codes is not None
+    flat = tokens.data.reshape(-1, tokens.data.shape[-1])
+    read = codes.reader(flat)
+    if not codes.scaled and problem.dtype != torch.float32:
+        exact = read  # documents of the queries' dtype, as if they had been dequantised to it
+
+        def read(rows: Tensor | slice) -> Tensor:
+            return exact(rows).to(problem.dtype)
+
+    return Rows.decoded(len(flat), codes.width, read, dtype, None if codes.factor is None else codes.factor.reshape(-1))
+
+
+def _scaled(value: Tensor, documents: Tensor | None, queries: Tensor | None) -> Tensor:
+    """Largest products of codes `[N, R]` → similarities, float32: by the scales of documents `[N, 1]`, then by those of
+    query tokens (`[R]` or `[N, R]`)."""
+    if documents is None or queries is None:
+        return value
+    return value.float() * documents * queries
+
+
 def _grid(problem: Problem, out: Scored) -> None:
-    q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
+    winners = out.winners is not None
+    q, d = _Side(problem.queries, problem, winners), _Side(problem.documents, problem, winners)
     for low, high in _ranges(q.length, GROUP // q.width, q.count):
         _grid_rows(problem, q, d, slice(low, high), out)
 
@@ -91,7 +149,7 @@ def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) 
     threads = torch.get_num_threads()
     asked = q.kept(group)
     R = len(asked.row)
-    queries = q.rows.block(_consecutive(asked.row), Scratch(), _up(R))
+    queries, scale = q.queries(q.rows.block(_consecutive(asked.row), Scratch(), _up(R)), problem)
     columns = _consecutive(q.column[group][asked.item] + asked.position)
     at = columns if isinstance(columns, slice) else torch.from_numpy(columns)
     tree = Tree(asked.counts)
@@ -99,9 +157,10 @@ def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) 
     def work(job: tuple[int, int], scratch: Scratch) -> None:
         mine = slice(*job)
         documents = d.documents(mine, problem, len(queries))
-        value, place = _tables(documents, len(queries), problem, out, scratch)
+        value, place = _tables(documents, len(queries), d.arithmetic, out, scratch)
         maxima(d.rows, documents.pieces, [Run(0, len(value), queries)], value, place, scratch)
         value, place = documents.gather(value[:, :R], None if place is None else place[:, :R])
+        value = _scaled(value, d.scale(mine), None if scale is None else scale[:R])
         total = tree.sums(value.T.contiguous())
         out.scores[group, mine] = _without_empty(total, documents)
         if out.winners is not None and place is not None:
@@ -114,7 +173,8 @@ def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) 
 
 
 def _pairs(problem: Problem, out: Scored) -> None:
-    q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
+    winners = out.winners is not None
+    q, d = _Side(problem.queries, problem, winners), _Side(problem.documents, problem, winners)
     threads = torch.get_num_threads()
     if problem.pairs is None:
         of_document = np.arange(problem.shape[0])
@@ -130,17 +190,24 @@ def _pairs(problem: Problem, out: Scored) -> None:
         asked = q.kept(of_query[chosen[heads]])
         C = _up(int(asked.counts.max()))
         begin = asked.counts.cumsum() - asked.counts
-        queries = scratch.take("queries", (len(heads), C, q.width), problem.result_dtype).zero_()
-        at_row = asked.item * C + np.arange(len(asked.row)) - begin[asked.item]
+        queries = scratch.take("queries", (len(heads), C, q.width), q.arithmetic).zero_()
+        at_row = torch.from_numpy(asked.item * C + np.arange(len(asked.row)) - begin[asked.item])
         asked_rows = q.rows.block(_consecutive(asked.row), scratch, 2)[: len(at_row)]
-        queries.view(-1, q.width)[torch.from_numpy(at_row)] = asked_rows
+        asked_rows, scale = q.queries(asked_rows, problem)
+        queries.view(-1, q.width)[at_row] = asked_rows
+        scales = None
+        if scale is not None:
+            scales = scale.new_ones(len(heads) * C).index_copy_(0, at_row, scale).view(len(heads), C)
 
         documents = d.documents(of_document[chosen], problem, C)
-        value, place = _tables(documents, C, problem, out, scratch)
+        value, place = _tables(documents, C, d.arithmetic, out, scratch)
         edges = pairwise([*np.searchsorted(documents.owner, heads).tolist(), len(value)])
         runs = [Run(a, b, queries[n, : _up(int(asked.counts[n]))]) for n, (a, b) in enumerate(edges)]
         maxima(d.rows, documents.pieces, runs, value, place, scratch)
         value, place = documents.gather(value, place)
+        if scales is not None:
+            scales = scales[torch.from_numpy(np.repeat(np.arange(len(heads)), tails - heads))]
+        value = _scaled(value, d.scale(of_document[chosen]), scales)
 
         count, start = (torch.from_numpy(np.repeat(x, tails - heads))[:, None] for x in (asked.counts, begin))
         inside = torch.arange(C, device="cpu") < count
@@ -163,11 +230,11 @@ def _pairs(problem: Problem, out: Scored) -> None:
 
 
 def _tables(
-    documents: Documents, columns: int, problem: Problem, out: Scored, scratch: Scratch
+    documents: Documents, columns: int, dtype: torch.dtype, out: Scored, scratch: Scratch
 ) -> tuple[Tensor, Tensor | None]:
     """Room for the maxima of pieces and, where asked, their places."""
     shape = (len(documents.owner), columns)
-    value = scratch.take("value", shape, problem.result_dtype)
+    value = scratch.take("value", shape, dtype)
     return value, None if out.winners is None else scratch.take("place", shape, torch.int64)
 
 
@@ -215,6 +282,8 @@ def backward(
     """Gradients as `Backend.backward` says, from the winners in chunks whose size depends on their shape alone."""
     with torch.no_grad():
         q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
+        if problem.documents.codes is not None:
+            d.rows = _decoded(problem.documents, problem, problem.result_dtype)
         # where items cannot overlap, each document is in one row of winners, unless pairs repeat it
         separate = not problem.documents.ragged or problem.documents.consecutive
         sums_q = Sums(q.rows, dtype, once=False) if need_queries else None
@@ -274,4 +343,8 @@ def _entry(
             query, document = problem.pairs.numpy()[p].T
         row = q.start[query] + column
         weight = grad[torch.from_numpy(p)]
-    return _Entries(row, d.start[document] + place.astype(np.int64), weight)
+    document_row = d.start[document] + place.astype(np.int64)
+    for scale in (d.scale(document), d.rows.weights(document_row)):
+        if scale is not None:
+            weight = weight * scale[:, 0]
+    return _Entries(row, document_row, weight)

@@ -48,6 +48,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append(f"needs compute capability 9.0, {device} has {'.'.join(map(str, capability))}")
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
+    if d.codes is not None:
+        why.append(f"does not serve quantised documents ({d.codes.codec}) yet")
     if problem.normalize:
         why.append("does not normalise")
     q = problem.queries

@@ -38,6 +38,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append(f"needs compute capability 8.0, {device} has {'.'.join(map(str, capability(device)))}")
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
+    if problem.documents.codes is not None:
+        why.append(f"does not serve quantised documents ({problem.documents.codes.codec}) yet")
     if max(problem.documents.max_length, problem.queries.max_length) > MOST_TOKENS:
         why.append(f"serves at most {MOST_TOKENS} tokens an item")
     return why

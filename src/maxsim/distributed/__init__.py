@@ -120,6 +120,8 @@ def score(
             raise ValueError(
                 "maxsim.distributed.score takes documents [ND, LD, D], Packed, Views or a list, not candidates"
             )
+        if problem.documents.codes is not None:
+            raise ValueError("maxsim.distributed.score takes documents as tokens, not quantised ones")
         select(problem, backend)
     except Exception as error:
         failure = error

@@ -55,7 +55,8 @@ def maxima(
     documents: Rows, pieces: Pieces, runs: Sequence[Run], out: Tensor, places: Tensor | None, scratch: Scratch
 ) -> None:
     """For each run writes the largest similarities `out[low:high, :R]` and, where asked, the index in the piece
-    `places[low:high, :R]`, int64: the lowest of equals, the first NaN. No piece is longer than `block_tokens(R, D)`."""
+    `places[low:high, :R]`, int64: the lowest of equals, the first NaN. No piece is longer than `block_tokens(R, D)`.
+    Where rows have weights, each similarity is multiplied by its row's."""
     most = max(run.queries.shape[0] for run in runs)
     limit = max(block_tokens(run.queries.shape[0], documents.width) for run in runs)
     space = scratch.take("similarities", (max(limit, LEAST) * min(most, WIDEST),), documents.dtype)
@@ -87,17 +88,19 @@ def _maxima(
     whole = _in_place(documents, first, length, pieces.rows)
     for chosen, width in _blocks(length, block_tokens(R, documents.width), SLACK // R):
         if whole is not None and isinstance(chosen, slice) and (chosen.stop - chosen.start) * width >= LEAST:
-            n = chosen.stop - chosen.start
+            n, weight = chosen.stop - chosen.start, None
             tokens = whole[chosen.start * width : chosen.stop * width]
         else:
             rows = _rows(first[chosen], length[chosen], width, pieces.rows)
             n = len(first[chosen])
-            tokens = documents.block(rows, scratch)
+            tokens, weight = documents.block(rows, scratch), documents.weights(rows)
         m = tokens.shape[0]
         target = chosen if isinstance(chosen, slice) else torch.from_numpy(chosen)
         for low, high, part in parts:
             block = space[: m * (high - low)].view(m, high - low)
             multiply(tokens, part, block)
+            if weight is not None:
+                block[: len(weight)] *= weight
             similarity = block[: n * width].view(n, width, high - low)
             if ranks is None and isinstance(target, slice):
                 torch.amax(similarity, 1, out=out[target, low:high])
@@ -109,6 +112,8 @@ def _maxima(
                 place = width - similarity.eq_(largest[:, None]).mul_(ranks[-width:]).amax(1)
                 if bool((place == width).any()):  # a NaN equals nothing
                     multiply(tokens, part, block)
+                    if weight is not None:
+                        block[: len(weight)] *= weight
                     place = similarity.max(1).indices
                 places[target, low:high] = place.to(places.dtype)
 

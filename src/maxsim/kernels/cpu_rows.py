@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ class Rows:
     """Rows of `data` `[..., D]` (any strides), numbered as those of `[rows, D]`, as `dtype`, unit vectors where
     asked."""
 
+    decode: Callable[[Tensor | slice], Tensor] | None = None
+    weight: Tensor | None = None  # of each row, for what multiplies its similarities
+
     def __init__(self, data: Tensor, dtype: torch.dtype, normalize: bool):
         self.data, self.dtype, self.normalize = data, dtype, normalize
         self.count, self.width = data.shape[:-1].numel(), data.shape[-1]
@@ -25,6 +30,26 @@ class Rows:
             and (self.width == 1 or self.flat.stride(1) == 1)
             and (self.flat.shape[0] <= 1 or self.flat.stride(0) >= self.width)
         )
+
+    @classmethod
+    def decoded(
+        cls,
+        count: int,
+        width: int,
+        decode: Callable[[Tensor | slice], Tensor],
+        dtype: torch.dtype,
+        weight: Tensor | None = None,
+    ) -> Rows:
+        """`count` rows that `decode` makes of their numbers, `[m, width]`, whenever they are read."""
+        made = cls(torch.empty(0, width, dtype=dtype, device="cpu"), dtype, False)
+        made.count, made.decode, made.weight, made.in_place = count, decode, weight, False
+        return made
+
+    def weights(self, rows: np.ndarray | slice) -> Tensor | None:
+        """`[m, 1]` in the dtype of the arithmetic, None where rows have none."""
+        if self.weight is None:
+            return None
+        return self.weight[rows if isinstance(rows, slice) else torch.from_numpy(rows), None].to(self.dtype)
 
     def block(self, rows: np.ndarray | slice, scratch: Scratch, least: int = LEAST) -> Tensor:
         """→ `[max(m, least), D]`, rows past m zero: a view where it can be, else in the scratch."""
@@ -47,7 +72,9 @@ class Rows:
 
     def read(self, rows: np.ndarray | slice, out: Tensor) -> None:
         """Copies rows as they are into `out` `[m, D]`."""
-        if self.flat is None:
+        if self.decode is not None:
+            out.copy_(self.decode(rows if isinstance(rows, slice) else torch.from_numpy(rows)))
+        elif self.flat is None:
             index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
             places = np.unravel_index(index, self.data.shape[:-1])
             out.copy_(self.data[tuple(torch.from_numpy(place) for place in places)])

@@ -1,0 +1,222 @@
+"""The exact top-k through quantised documents: what their scores rule out is never read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import best
+from .best import check_k, merge
+from .bounds import bound, query_sizes
+from .graph import run
+from .layout import MaskLike, Problem, Tokens, TokensLike, make_problem
+from .quantized import Quantized
+from .stream import rows_of
+
+CANDIDATES = 1 << 24  # of the queries that are searched for together, should no document be ruled out: 40 bytes each
+
+
+class CertifiedTopK(NamedTuple):
+    """scores, indices: as of `TopK`. rescored: int64 `[NQ]`, how many documents were scored exactly for each query."""
+
+    scores: Tensor
+    indices: Tensor
+    rescored: Tensor
+
+
+def certified_topk(
+    queries: TokensLike,
+    documents: Quantized,
+    exact: TokensLike,
+    k: int,
+    query_mask: MaskLike = None,
+    masked: str = "exclude",
+    normalize: bool = False,
+    backend: str | None = None,
+) -> CertifiedTopK:
+    """The k best documents of each query: what `topk(queries, exact, k)` gives, bit for bit, for reading codes and few
+    documents. Not differentiable.
+
+    All codes are scored. A document whose score plus `error_bound` stays below the k-th best is provably no hit; the
+    others are scored exactly, the most promising first, until none is left that could be.
+
+    Args:
+        documents: the codes, with the mask that `quantize` was given.
+        exact: the documents that were quantised, in the same order and dtype and any form, on any device: the GPU may
+            hold the codes, and the CPU's memory the documents; or a file of them, mapped by `numpy.memmap(mode="c")` or
+            as safetensors are, of which only what is scored is read. (Mapped with mode "r" an array is copied.)
+        k, query_mask, masked, normalize, backend: as for `topk`; `backend` scores the exact documents.
+
+    Returns:
+        on the device of `exact`.
+
+    Raises:
+        as `topk`; TypeError, ValueError also for `exact` that cannot be what was quantised: another number, width,
+        lengths or dtype, or scores that are further apart than the bound; and for codes without a bound.
+    """
+    k = check_k(k)
+    if not isinstance(documents, Quantized):
+        raise TypeError(f"documents must be Quantized, got {type(documents).__name__}")
+    with torch.no_grad():
+        truth = make_problem(queries, exact, query_mask, None, masked, normalize)
+        scan = make_problem(queries, documents, query_mask, None, masked, normalize)
+        if truth.per_query or scan.per_query:
+            raise ValueError("certified_topk takes documents [ND, LD, D] or a flat list, got candidates per query")
+        truth = dataclasses.replace(truth, documents=_same(truth.documents, scan.documents))
+        k = min(k, scan.documents.count)
+        if not k or not scan.queries.count:
+            none = best.top_documents(truth, k, backend)
+            return CertifiedTopK(*none, none.indices.new_zeros(scan.queries.count))
+        found = []
+        step = max(1, CANDIDATES // scan.documents.count)
+        for low in range(0, scan.queries.count, step):
+            some, of_truth = (
+                dataclasses.replace(whole, queries=whole.queries.slice(low, min(low + step, scan.queries.count)))
+                for whole in (scan, truth)
+            )
+            found.append(_rescore(of_truth, _candidates(some, k, truth.device).to(truth.device), k, backend))
+        return CertifiedTopK(*(torch.cat(each) for each in zip(*found, strict=True)))
+
+
+def _same(exact: Tokens, quantised: Tokens) -> Tokens:
+    """The exact documents with the mask of the quantised ones.
+
+    Raises:
+        TypeError, ValueError: they cannot be what was quantised.
+    """
+    assert quantised.codes is not None
+    if exact.codes is not None:
+        raise TypeError("exact must be the documents that were quantised, got Quantized")
+    source = quantised.codes.source
+    if source is not None and exact.data.dtype != source:
+        raise TypeError(f"the documents that were quantised are {source}, exact {exact.data.dtype}")
+    if exact.count != quantised.count:
+        raise ValueError(f"{quantised.count} documents were quantised, exact holds {exact.count}")
+    lengths, wanted = (_lengths(side).cpu() for side in (exact, quantised))
+    if not torch.equal(lengths, wanted):
+        n = int((lengths != wanted).nonzero()[0])
+        raise ValueError(f"document {n} had {int(wanted[n])} tokens when it was quantised, in exact {int(lengths[n])}")
+    if quantised.mask is None:
+        return exact
+    mask = quantised.mask
+    if quantised.starts is not None and quantised.ends is not None:
+        mask = mask[rows_of(quantised.starts, quantised.ends)]
+    mask = mask.to(exact.data.device)
+    if exact.starts is None or exact.ends is None:
+        return dataclasses.replace(exact, mask=mask.reshape(exact.data.shape[:-1]))
+    kept = mask.new_zeros(exact.data.shape[0])
+    kept[rows_of(exact.starts, exact.ends)] = mask.reshape(-1)
+    return dataclasses.replace(exact, mask=kept)
+
+
+def _lengths(tokens: Tokens) -> Tensor:
+    if tokens.starts is None or tokens.ends is None:
+        return torch.full((tokens.count,), tokens.max_length)
+    return tokens.ends.long() - tokens.starts.long()
+
+
+class Candidates(NamedTuple):
+    """Documents that may be hits, those of a query together, falling by `upper`. `position` is a candidate's place
+    among its query's; exact scores are at most `bound` from `score`, float64, and at most `upper`."""
+
+    query: Tensor
+    document: Tensor
+    position: Tensor
+    score: Tensor
+    bound: Tensor
+
+    @property
+    def upper(self) -> Tensor:
+        return torch.where(self.bound.isinf(), self.bound, self.score + self.bound)
+
+    def to(self, device: torch.device) -> Candidates:
+        return Candidates(*(each.to(device) for each in self))
+
+
+def _candidates(scan: Problem, k: int, where: torch.device) -> Candidates:
+    """All documents but those that k others are certainly better than."""
+    NQ, ND = scan.shape
+    sizes = query_sizes(scan)
+    blank, empty = best.without_tokens(scan.queries, False), best.without_tokens(scan.documents, scan.masked_zero)
+    floor = torch.full((NQ, k), float("-inf"), dtype=torch.float64, device=scan.device)  # the best certain scores
+    found: list[tuple[Tensor, ...]] = []
+    step = max(1, best.CHUNK_BYTES // (48 * NQ))
+    for low in range(0, ND, step):
+        high = min(low + step, ND)
+        part = dataclasses.replace(scan, documents=scan.documents.slice(low, high))
+        score, most = run(part, None).scores.double(), bound(sizes, part, where)
+        most = most.masked_fill(~score.isfinite(), float("inf"))  # nothing is known of it
+        may = torch.ones(NQ, high - low, dtype=torch.bool, device=scan.device)
+        if empty is not None:
+            may &= ~empty[low:high]
+        if blank is not None:
+            may &= ~blank[:, None]
+        least = torch.where(may & most.isfinite(), score - most, float("-inf"))
+        floor = torch.cat([floor, least], 1).topk(k, dim=1).values
+        may &= most.isinf() | (score + most >= floor[:, -1:])
+        query, document = may.nonzero(as_tuple=True)
+        found.append((query, document + low, score[may], most[may]))
+    query, document, score, most = (torch.cat(each) for each in zip(*found, strict=True))
+    upper = torch.where(most.isinf(), most, score + most)
+    upper, order = upper.sort(descending=True, stable=True)
+    order = order[upper >= floor[query[order], -1]]
+    order = order[query[order].sort(stable=True).indices]
+    query = query[order]
+    position = torch.arange(len(query), device=scan.device) - torch.searchsorted(query, query)
+    return Candidates(query, document[order], position, score[order], most[order])
+
+
+def _rescore(truth: Problem, candidates: Candidates, k: int, backend: str | None) -> CertifiedTopK:
+    """Exact scores of candidates, the most promising of each query first, until none that is left can be a hit."""
+    NQ = truth.queries.count
+    kth = torch.full((NQ, k), float("-inf"), dtype=truth.result_dtype, device=truth.device)
+    upper = candidates.upper
+    pairs, scores = [], []
+    low, high = 0, k
+    while True:
+        chosen = (candidates.position >= low) & (candidates.position < high) & ~(upper < kth[candidates.query, -1])
+        at = chosen.nonzero()[:, 0]
+        if not len(at):
+            break
+        pair = torch.stack([candidates.query[at], candidates.document[at]], 1)
+        found = run(dataclasses.replace(truth, pairs=pair), backend).scores
+        _check(candidates, at, found)
+        pairs.append(pair)
+        scores.append(found)
+        kth = _table(pair[:, 0], found, NQ, float("-inf"), kth).nan_to_num(nan=float("inf")).topk(k, dim=1).values
+        low, high = high, 2 * high
+    pair = torch.cat(pairs) if pairs else candidates.query.new_zeros(0, 2)
+    score = torch.cat(scores) if scores else kth.new_zeros(0)
+    order = (pair[:, 0] * (truth.documents.count + 1) + pair[:, 1]).sort().indices  # ties: in the order of documents
+    query, document, score = pair[order, 0], pair[order, 1], score[order]
+    indices = _table(query, document, NQ, -1, document.new_full((NQ, k), -1))
+    values, indices = merge(_table(query, score, NQ, float("-inf"), torch.full_like(kth, float("-inf"))), indices, k)
+    rescored = torch.bincount(query, minlength=NQ)
+    return CertifiedTopK(values.masked_fill(indices < 0, float("-inf")), indices, rescored)
+
+
+def _table(query: Tensor, values: Tensor, NQ: int, fill: float, beside: Tensor) -> Tensor:
+    """Values of queries, any number of each, in rows of a table with `beside` at its right."""
+    order = query.sort(stable=True).indices
+    query, values = query[order], values[order]
+    counts = torch.bincount(query, minlength=NQ)
+    column = torch.arange(len(query), device=query.device) - (counts.cumsum(0) - counts)[query]
+    table = values.new_full((NQ, int(counts.max()) if NQ else 0), fill)
+    table[query, column] = values
+    return torch.cat([table, beside], 1)
+
+
+def _check(candidates: Candidates, at: Tensor, exact: Tensor) -> None:
+    """Raises ValueError where an exact score is not within the bound, as it would be of what was quantised."""
+    apart = (exact.double() - candidates.score[at]).abs() > candidates.bound[at]
+    if bool(apart.any()):
+        n = int(apart.nonzero()[0])
+        i = int(at[n])
+        raise ValueError(
+            f"exact document {int(candidates.document[i])} is not what was quantised: query {int(candidates.query[i])} "
+            f"scores {float(exact[n]):.9g}, and of the codes {float(candidates.score[i]):.9g} ± "
+            f"{float(candidates.bound[i]):.3g}"
+        )
