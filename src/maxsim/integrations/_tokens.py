@@ -61,12 +61,21 @@ def mask_of(mask: Any) -> Tensor:
     return torch.as_tensor(mask)
 
 
-def packed(items: Sequence[Tensor], device: torch.device) -> Packed:
-    """A list of `[L_i, D]` without padding, on `device`: one copy, and one transfer where they are elsewhere."""
+def packed(items: Sequence[Tensor], device: torch.device, padded: Sequence[bool] = ()) -> Packed:
+    """A list of `[L_i, D]` without padding, on `device`: one copy, and one transfer where they are elsewhere.
+
+    Items that are `padded` get one row of zeros at their end: whatever the number of such rows, 0 competes.
+    """
     lengths = [len(item) for item in items]
-    return Packed(
-        torch.cat(list(items)).to(device), torch.tensor([0, *accumulate(lengths)], device="cpu"), max(lengths)
-    )
+    pieces = list(items)
+    if any(padded):
+        zeros = items[0].new_zeros(1, items[0].shape[1])
+        pieces = [
+            piece for item, more in zip(items, padded, strict=True) for piece in ([item, zeros] if more else [item])
+        ]
+        lengths = [length + more for length, more in zip(lengths, padded, strict=True)]
+    offsets = torch.tensor([0, *accumulate(lengths)], device="cpu")
+    return Packed(torch.cat(pieces).to(device), offsets, max(lengths))
 
 
 def ranges(lengths: Sequence[int], width: int, moved: bool) -> Iterator[tuple[int, int]]:
