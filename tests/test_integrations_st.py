@@ -440,21 +440,97 @@ def test_similarity_of_a_model(model):
     model.similarity_fn_name = "maxsim"
 
 
-def test_evaluators(model):
+def evaluators():
+    """Each evaluator: how to make it, its hook for a function, and that function."""
     from sentence_transformers.multi_vector_encoder import evaluation
 
-    queries = {str(i): text for i, text in enumerate(texts(5, 6, 0))}
-    corpus = {str(i): text for i, text in enumerate(texts(30, 20, 1))}
-    relevant = {query: {query, "7"} for query in queries}
-    make = functools.partial(
-        evaluation.MultiVectorInformationRetrievalEvaluator, queries, corpus, relevant, write_csv=False
+    queries, corpus = texts(5, 6, 0), texts(30, 20, 1)
+    search = functools.partial(
+        evaluation.MultiVectorInformationRetrievalEvaluator,
+        {str(i): text for i, text in enumerate(queries)},
+        {str(i): text for i, text in enumerate(corpus)},
+        {str(i): {str(i), "7"} for i in range(5)},
+        write_csv=False,
     )
+    samples = [{"query": query, "positive": corpus[:2], "negative": corpus[2:9]} for query in queries]
+    ways, scores = [corpus[i : i + 4] for i in range(5)], [[0.3, 0.1, 0.9, 0.5]] * 5
+    return {
+        "search": (search, {"score_functions": {"maxsim": fast.maxsim}}, "maxsim"),
+        "reranking": (
+            functools.partial(evaluation.MultiVectorRerankingEvaluator, samples, write_csv=False),
+            {"similarity_fct": fast.maxsim},
+            "maxsim",
+        ),
+        "reranking one by one": (
+            functools.partial(
+                evaluation.MultiVectorRerankingEvaluator, samples, write_csv=False, use_batched_encoding=False
+            ),
+            {"similarity_fct": fast.maxsim},
+            "maxsim",
+        ),
+        "triplets": (
+            functools.partial(
+                evaluation.MultiVectorTripletEvaluator, queries, corpus[:5], corpus[5:10], write_csv=False
+            ),
+            None,
+            "maxsim_pairwise",
+        ),
+        "distillation": (
+            functools.partial(evaluation.MultiVectorDistillationEvaluator, queries, ways, scores, write_csv=False),
+            {"similarity_fct": fast.pairwise_scores},
+            "maxsim_pairwise",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["search", "reranking", "reranking one by one", "triplets", "distillation"])
+def test_evaluators(model, name):
+    make, hook, function = evaluators()[name]
     expected = make()(model)
     assert not calls()
-    hooked = make(score_functions={"maxsim": fast.maxsim})(model)
-    assert calls() == {"sentence_transformers.maxsim": 1} and not calls_left()
-    reset_calls()
+    if hook is not None:
+        assert make(**hook)(model) == pytest.approx(expected, rel=1e-4)
+        served = {"maxsim_pairwise": "pairwise_scores"}.get(function, function)
+        assert set(calls()) == {f"sentence_transformers.{served}"} and not calls_left()
+        reset_calls()
     with fast.enable():
-        enabled = make()(model)
-    assert calls() == {"sentence_transformers.maxsim": 1} and not calls_left()
-    assert hooked == pytest.approx(expected) and enabled == pytest.approx(expected)
+        assert make()(model) == pytest.approx(expected, rel=1e-4)
+    assert set(calls()) <= {f"sentence_transformers.{each}" for each in (function, "chunk", "chunk_pairwise")}
+    assert sum(calls().values()) and not calls_left()
+
+
+def test_training(model, tmp_path):
+    """The trainer, with scoring of ours by `enable()`: it ends with the weights of plain scoring."""
+    import copy
+
+    from datasets import Dataset
+
+    columns = {"query": texts(8, 6, 0), "positive": texts(8, 12, 1), "negative": texts(8, 12, 2)}
+
+    def trained():
+        pupil = copy.deepcopy(model)
+        arguments = host.MultiVectorEncoderTrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            max_steps=4,
+            learning_rate=1e-3,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+            disable_tqdm=True,
+            seed=0,
+        )
+        loss = losses.MultiVectorMultipleNegativesRankingLoss(pupil)
+        host.MultiVectorEncoderTrainer(
+            model=pupil, args=arguments, train_dataset=Dataset.from_dict(columns), loss=loss
+        ).train()
+        return pupil.state_dict()
+
+    before, expected = model.state_dict(), trained()
+    assert not calls()
+    with fast.enable():
+        found = trained()
+    assert calls() == {"sentence_transformers.colbert_scores": 4} and not calls_left()
+    assert any(not torch.equal(before[name], expected[name]) for name in before)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=1e-4)
