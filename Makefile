@@ -17,6 +17,7 @@ test: setup
 
 ci: setup
 	$(PYTEST) -m slow
+	scripts/hosts sentence-transformers
 
 check: setup
 	scripts/check
@@ -25,4 +26,4 @@ setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .hosts .mypy_cache .pytest_cache .ruff_cache .hypothesis
