@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pathlib
+import sys
 
 import pytest
 
@@ -23,7 +24,7 @@ LAYERS = [
     {"autograd"},
     {"graph"},
     {"ops", "best"},
-    {"distributed"},
+    {"distributed", "integrations"},
     {"search"},
     {"indexing"},
     {"bench"},
@@ -101,6 +102,17 @@ def test_triton_only_in_its_rooms():
 def test_only_autograd_knows_ctx():
     users = {name for name, path in FILES.items() if "torch.autograd.Function" in path.read_text()}
     assert {name for name in users if room(name) != "bench"} == {"autograd", "distributed/function"}
+
+
+def test_frameworks_are_imported_where_they_are_used():
+    """An integration loads its framework when it is called, never when it is imported."""
+    for name, path in FILES.items():
+        if room(name) == "integrations":
+            top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+            names = [alias.name for node in top if isinstance(node, ast.Import) for alias in node.names]
+            names += [node.module or "" for node in top if isinstance(node, ast.ImportFrom) and not node.level]
+            found = {each.split(".")[0] for each in names} - set(sys.stdlib_module_names)
+            assert found <= {"torch"}, f"{name} imports {found}"
 
 
 def test_no_autotuner_and_no_float_atomics():

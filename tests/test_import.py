@@ -23,6 +23,9 @@ HEAVY = (
     "matplotlib",
     "safetensors",
     "pylate",
+    "mteb",
+    "colpali_engine",
+    "vllm",
 )
 BLOCK = """
 import sys

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import distributed as distributed
+    from . import integrations as integrations
     from .best import TopK, topk
     from .errors import UnsupportedError
     from .ops import Matches, backend_for, matches, score, score_pairs
@@ -41,8 +42,8 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "distributed":
-        return importlib.import_module(".distributed", __name__)
+    if name in ("distributed", "integrations"):
+        return importlib.import_module(f".{name}", __name__)
     for room, names in _ROOMS.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(f".{room}", __name__), name)
@@ -51,4 +52,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "distributed"})
+    return sorted({*globals(), *__all__, "distributed", "integrations"})
