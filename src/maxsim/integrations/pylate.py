@@ -26,7 +26,7 @@ from ..errors import UnsupportedError
 from ..ops import score, score_pairs
 from ._switch import Handle, Seam, Switch, left_to_host, served
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = {"float16", "bfloat16", "float32", "float64"}
 EMBEDDINGS = ("queries_embeddings", "documents_embeddings")
 MASKS = ("queries_mask", "documents_mask")
 
@@ -239,15 +239,14 @@ def _reason(queries: Any, documents: Any) -> str | None:
         for item in items:
             if not hasattr(item, "dtype") or item.ndim < 2:
                 return f"{side} are neither a tensor nor a list of [L, H] tensors or arrays"
-            tensor = torch.as_tensor(item)
-            if side == "documents" and tensor.shape[-2] == 0:
+            if side == "documents" and item.shape[-2] == 0:
                 return "a document has no tokens"
-            dtypes.add(tensor.dtype)
-            devices.add(tensor.device)
-            widths.add(tensor.shape[-1])
-    if len(dtypes) > 1 or not dtypes <= set(FLOATS):
-        return f"embeddings are of dtype {', '.join(sorted(map(str, dtypes)))}"
-    if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+            dtypes.add(str(item.dtype).removeprefix("torch."))
+            devices.add(item.device if isinstance(item, Tensor) else torch.device("cpu"))
+            widths.add(item.shape[-1])
+    if len(dtypes) > 1 or not dtypes <= FLOATS:
+        return f"embeddings are of dtype {', '.join(sorted(dtypes))}"
+    if len(devices) > 1 or not {device.type for device in devices} <= {"cpu", "cuda"}:
         return f"embeddings are on {', '.join(sorted(map(str, devices)))}"
     if len(widths) > 1 or widths == {0}:
         return f"embeddings have {', '.join(map(str, sorted(widths)))} columns"
