@@ -4,6 +4,8 @@ against the real package where it is installed (`make ci` installs it)."""
 from __future__ import annotations
 
 import importlib.util
+import pathlib
+import re
 import warnings
 from importlib import metadata
 
@@ -22,6 +24,7 @@ real = [
     pytest.mark.skipif(importlib.util.find_spec("colpali_engine") is None, reason="colpali-engine is not installed"),
 ]
 WIDTH = 16
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def their_grid(q, d):
@@ -48,17 +51,18 @@ def ragged(count, longest, seed=0, dtype=torch.float32, shortest=1):
     return [torch.nn.functional.normalize(item, dim=-1).to(dtype) for item in items]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 7, 128])
 @pytest.mark.parametrize("longest", [1, 3, 9])
-def test_multi_vector_for_every_batch_size(batch_size, longest):
+def test_multi_vector_for_every_batch_size(batch_size, longest, device):
     """Which zeros compete depends on the batch, and so, for short passages, do scores."""
     qs, ps = ragged(6, 5), ragged(17, longest, seed=1, shortest=0)
     ps[::5] = [each if len(each) else torch.ones(1, WIDTH) for each in ps[::5]]
     for j in range(0, len(ps), batch_size):  # a batch in which nothing has a token is refused by theirs
         if not any(len(each) for each in ps[j : j + batch_size]):
             ps[j] = -torch.ones(1, WIDTH)
-    scores = score_multi_vector(qs, ps, batch_size, device="cpu")
-    assert scores.dtype == torch.float32
+    scores = score_multi_vector(qs, ps, batch_size, device)
+    assert (scores.dtype, scores.device.type) == (torch.float32, "cpu")
     torch.testing.assert_close(scores, their_multi_vector(qs, ps, batch_size))
 
 
@@ -112,11 +116,12 @@ def test_multi_vector_refuses_nothing_to_score():
         maxsim_kd(torch.ones(1, 2, 4), torch.ones(1, 2, 4))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("longest", [2, 30])
-def test_grids_and_gradients(side, longest):
-    q = pad_sequence(ragged(4, 6), batch_first=True, padding_side=side)
-    d = pad_sequence(ragged(12, longest, seed=1), batch_first=True, padding_side=side)
+def test_grids_and_gradients(side, longest, device):
+    q = pad_sequence(ragged(4, 6), batch_first=True, padding_side=side).to(device)
+    d = pad_sequence(ragged(12, longest, seed=1), batch_first=True, padding_side=side).to(device)
     for ours, documents in ((maxsim_inbatch, d), (maxsim_kd, d.view(4, 3, *d.shape[1:]))):
         made = [with_gradients(function, q, documents) for function in (ours, their_grid)]
         for mine, theirs in zip(*made, strict=True):
@@ -127,7 +132,8 @@ def with_gradients(function, q, d):
     """Scores and the gradients of real rows: colpali-engine's models multiply those of padding by 0."""
     q, d = q.clone().requires_grad_(), d.clone().requires_grad_()
     scores = function(q, d)
-    (scores * torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype).view(scores.shape)).sum().backward()
+    weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype, device=scores.device)
+    (scores * weights.view(scores.shape)).sum().backward()
     return scores.detach(), q.grad * (q != 0), d.grad * (d != 0)
 
 
@@ -223,6 +229,17 @@ class TestReal:
         for mine, theirs in zip(ours, plain, strict=True):
             torch.testing.assert_close(mine, theirs)
         torch.testing.assert_close(plain[0], their_multi_vector(qs, ps, batch_size))  # the formula above is theirs
+
+    def test_the_page_works_as_written(self, host):
+        page = pathlib.Path(__file__).parent.parent / "docs" / "colpali.md"
+        blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+        names = {"qs": ragged(3, 5), "ps": ragged(4, 5)}
+        for block in blocks:
+            exec(block, names)
+        assert len(blocks) == 2
+        assert names["scores"].shape == (3, 4)
+        host.utils.maxsim.maxsim_inbatch(torch.ones(1, 2, 4), torch.ones(1, 3, 4))
+        assert calls() == {"colpali.score_multi_vector": 1, IN_BATCH: 1}
 
     def test_named_backends_are_obeyed(self, host, monkeypatch):
         q, d = torch.randn(3, 4, WIDTH), torch.randn(5, 6, WIDTH)

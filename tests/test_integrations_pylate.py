@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import pathlib
+import re
 import warnings
 from importlib import metadata
 
@@ -35,7 +37,11 @@ def their_scores(q, d, q_mask=None, d_mask=None):
     return grid.max(-1).values.sum(-1)
 
 
-def problem(T, seed=0, A=4, B=3, N=2, S=6, H=16, kind="holes", dtype=torch.float32):
+def problem(T, *sizes, device="cpu", **options):
+    return [None if each is None else each.to(device) for each in made_problem(T, *sizes, **options)]
+
+
+def made_problem(T, seed=0, A=4, B=3, N=2, S=6, H=16, kind="holes", dtype=torch.float32):
     """Queries [A, S, H], documents [B, N, T, H] of unit tokens, and masks of a kind."""
     made = torch.Generator().manual_seed(seed)
     q = torch.nn.functional.normalize(torch.randn(A, S, H, generator=made, dtype=torch.float64), dim=-1).to(dtype)
@@ -58,28 +64,31 @@ def problem(T, seed=0, A=4, B=3, N=2, S=6, H=16, kind="holes", dtype=torch.float
     return q, d, q_mask, d_mask
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 KINDS = ["none", "holes", "left", "empty", "floats", "weights", "integers"]
 
 
 def with_gradients(function, q, d, *masks):
     q, d = q.clone().requires_grad_(), d.clone().requires_grad_()
     scores = function(q, d, *masks)
-    weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype).view(scores.shape)
+    weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype, device=scores.device).view(scores.shape)
     (scores * weights).sum().backward()
     return scores.detach(), q.grad, d.grad
 
 
-def same(ours, theirs, tolerance=2e-6):
+def same(ours, theirs):
     for mine, other in zip(ours, theirs, strict=True):
+        tolerance = 1e-5 if mine.is_cuda else 2e-6
         assert mine.dtype == other.dtype
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("T", [1, 3, 8, 70])
-def test_scores_and_gradients_are_those_of_the_torch_path(kind, T):
+def test_scores_and_gradients_are_those_of_the_torch_path(kind, T, device):
     """Short documents above all, where a masked token's zero often wins."""
-    q, d, q_mask, d_mask = problem(T, kind=kind)
+    q, d, q_mask, d_mask = problem(T, kind=kind, device=device)
     column = (d[:, 0], q_mask, None if d_mask is None else d_mask[:, 0])
     same(with_gradients(colbert_scores, q, *column), with_gradients(their_scores, q, *column))
     flat = None if d_mask is None else d_mask.flatten(0, 1)
@@ -87,7 +96,7 @@ def test_scores_and_gradients_are_those_of_the_torch_path(kind, T):
         with_gradients(ContrastiveScores(), q, d, q_mask, d_mask),
         with_gradients(lambda q, d, *masks: their_scores(q, d.flatten(0, 1), *masks), q, d, q_mask, flat),
     )
-    q, d, q_mask, d_mask = problem(T, kind=kind, A=3, B=3)
+    q, d, q_mask, d_mask = problem(T, kind=kind, A=3, B=3, device=device)
     same(with_gradients(kd_scores, q, d, q_mask, d_mask), with_gradients(their_scores, q, d, q_mask, d_mask))
 
 
@@ -181,11 +190,12 @@ def model(host, folder):
 class TestReal:
     pytestmark = real
 
+    @pytest.mark.parametrize("device", DEVICES)
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("T", [1, 3, 40])
-    def test_functions_switched_over(self, host, kind, T):
+    def test_functions_switched_over(self, host, kind, T, device):
         scores = host.scores
-        q, d, q_mask, d_mask = problem(T, kind=kind, A=3, B=3)
+        q, d, q_mask, d_mask = problem(T, kind=kind, A=3, B=3, device=device)
         column = (d[:, 0], q_mask, None if d_mask is None else d_mask[:, 0])
         theirs = [
             with_gradients(scores.colbert_scores, q, *column),
@@ -411,6 +421,17 @@ class TestReal:
         with pytest.raises(IntegrationError, match=message):
             maxsim.integrations.pylate.enable()
         assert (dict(vars(colbert)), dict(vars(_lik_backend))) == before
+
+    def test_the_page_works_as_written(self, host, model):
+        page = pathlib.Path(__file__).parent.parent / "docs" / "pylate.md"
+        blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+        names = {"model": model}
+        for block in blocks:
+            exec(block, names)
+        assert len(blocks) == 2
+        assert isinstance(names["loss"].score_metric, ContrastiveScores)
+        host.scores.colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 3, 4))
+        assert calls() == {"pylate.colbert_scores": 1}
 
     def test_flash_reads_a_mask_with_holes_as_a_length(self, host, model, monkeypatch):
         """PyLate's adapter of flash-maxsim keeps the first `mask.sum()` tokens: of its own masks, which leave

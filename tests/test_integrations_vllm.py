@@ -66,10 +66,13 @@ def stub(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def documents(dtype=torch.float32, width=128):
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def documents(dtype=torch.float32, width=128, device="cpu"):
     made = torch.Generator().manual_seed(0)
     tokens = [torch.randn(length, width, generator=made) for length in LENGTHS]
-    return [torch.nn.functional.normalize(each, dim=-1).to(dtype) for each in tokens]
+    return [torch.nn.functional.normalize(each, dim=-1).to(device, dtype) for each in tokens]
 
 
 @pytest.mark.parametrize(
@@ -101,10 +104,11 @@ def test_not_asked_for_it_does_not_even_import_vllm(monkeypatch):
     assert "vllm" not in sys.modules
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_a_shared_query_is_one_launch_of_packed_documents(stub, monkeypatch, dtype):
+def test_a_shared_query_is_one_launch_of_packed_documents(stub, monkeypatch, dtype, device):
     runner = stub()()
-    docs = documents(dtype)
+    docs = documents(dtype, device=device)
     query = docs[3].new_tensor(torch.nn.functional.normalize(torch.randn(32, 128), dim=-1).tolist())
     plain = runner.finish([query] * 8, docs)
     launches = []
@@ -120,11 +124,12 @@ def test_a_shared_query_is_one_launch_of_packed_documents(stub, monkeypatch, dty
     assert {(each.dtype, each.shape) for each in made} == {(torch.float32, torch.Size([]))}
 
 
-def test_several_queries_and_mixed_dtypes(stub):
+@pytest.mark.parametrize("device", DEVICES)
+def test_several_queries_and_mixed_dtypes(stub, device):
     runner = stub()()
-    docs = documents()
-    first, second = torch.randn(5, 128), torch.randn(31, 128)
-    queries = [first, second, first, first, torch.randn(1, 128), second, second, first]
+    docs = documents(device=device)
+    first, second, third = (torch.randn(length, 128, device=device) for length in (5, 31, 1))
+    queries = [first, second, first, first, third, second, second, first]
     plain = runner.finish(queries, docs), runner.finish([each.bfloat16() for each in queries], docs)
     shared = first.half()
     plain += (runner.finish([shared] * 8, docs),)
