@@ -17,6 +17,8 @@ test: setup
 
 ci: setup
 	$(PYTEST) -m slow
+	scripts/hosts sentence-transformers
+	scripts/hosts pylate
 
 check: setup
 	scripts/check
@@ -25,4 +27,4 @@ setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .hosts .mypy_cache .pytest_cache .ruff_cache .hypothesis

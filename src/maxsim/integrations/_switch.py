@@ -91,7 +91,7 @@ class Seam:
 class _Held:
     """A seam found in the running process."""
 
-    def __init__(self, seam: Seam, switch: Switch):
+    def __init__(self, seam: Seam, switch: Switch, made: dict[tuple[int, int], Any]):
         self.seam = seam
         owner: Any = importlib.import_module(seam.module)
         *path, self.name = seam.name.split(".")
@@ -114,7 +114,9 @@ class _Held:
                 return plain(*args, **kwargs)
             return seam.replacement(plain, *args, **kwargs)
 
-        self.new = type(self.raw)(replacement) if isinstance(self.raw, (staticmethod, classmethod)) else replacement
+        # a function that several modules have imported stays one object, which pickle wants to find by its name
+        same = made.setdefault((id(plain), id(seam.replacement)), replacement)
+        self.new = type(self.raw)(same) if isinstance(self.raw, (staticmethod, classmethod)) else same
 
     def install(self) -> None:
         setattr(self.owner, self.name, self.new)
@@ -226,10 +228,12 @@ class Switch:
             raise IntegrationError(f"{self.package} is not installed; this integration is for {wanted}") from None
         if not _numbers(low) <= _numbers(version) < _numbers(high):
             raise IntegrationError(f"this integration is for {wanted}; installed is {version}. Nothing was replaced")
-        found, wrong = [], []
+        found: list[_Held] = []
+        wrong: list[str] = []
+        made: dict[tuple[int, int], Any] = {}
         for seam in self.seams:
             try:
-                found.append(_Held(seam, self))
+                found.append(_Held(seam, self, made))
             except (ImportError, AttributeError, TypeError, ValueError) as error:
                 wrong.append(f"{seam}: {error}")
         if wrong:
