@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import maxsim
-from maxsim.integrations import IntegrationError, calls, calls_left, colpali, reset_calls
+from maxsim.integrations import IntegrationError, _tokens, calls, calls_left, colpali, reset_calls
 from maxsim.integrations.colpali import maxsim_inbatch, maxsim_kd, score_multi_vector
 
 pytestmark = pytest.mark.filterwarnings("default")  # of theirs
@@ -77,7 +77,7 @@ def test_multi_vector_depends_on_the_batch_as_theirs_does():
 @pytest.mark.parametrize("group", [1, 1000, 2**28])
 @pytest.mark.parametrize("form", ["lists", "tensors", "mixed"])
 def test_multi_vector_of_tensors_and_in_groups(monkeypatch, group, form):
-    monkeypatch.setattr(colpali, "GROUP", group)
+    monkeypatch.setattr(_tokens, "MOVED_ELEMENTS", group)
     qs, ps = ragged(5, 5), ragged(13, 4, seed=1)
     expected = their_multi_vector(qs, ps, 3)
     if form != "lists":
@@ -89,7 +89,7 @@ def test_multi_vector_of_tensors_and_in_groups(monkeypatch, group, form):
 
 
 def test_multi_vector_of_tensors_elsewhere_comes_in_groups(monkeypatch):
-    monkeypatch.setattr(colpali, "GROUP", 1)
+    monkeypatch.setattr(_tokens, "MOVED_ELEMENTS", 1)
     groups = list(colpali._passages(torch.ones(5, 3, 4), 128, torch.device("meta")))
     assert [len(group) for group in groups] == [1] * 5
     assert groups[0].is_meta

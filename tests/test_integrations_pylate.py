@@ -242,7 +242,7 @@ class TestReal:
 
         def everything():
             return (
-                [rerank(ids, side[0], [side[1]] * 4) for side in lists.values()],
+                [rank(ids, side[0], [side[1]] * 4) for side in lists.values() for rank in (rerank, host.rank.rerank)],
                 [colbert_scores_pairwise(*side) for side in lists.values()],
                 host.retrieve.ColBERT(Index()).retrieve(list(made), k=3),
                 model.similarity(torch.tensor(np.stack(made)), torch.tensor(np.stack([documents[0][0]] * 2))),
@@ -252,12 +252,17 @@ class TestReal:
         plain = everything()
         maxsim.integrations.pylate.enable()
         counted = {}
-        for name, function in (("rerank", lambda: rerank(ids, made, [documents[0]] * 4)), ("all", everything)):
+        for name, function in (
+            ("captured", lambda: rerank(ids, made, [documents[0]] * 4)),
+            ("looked up", lambda: host.rank.rerank(ids, made, [documents[0]] * 4)),
+            ("all", everything),
+        ):
             reset_calls()
             ours = function()
             counted[name] = calls()
-        assert counted["rerank"] == {"pylate.colbert_scores": 4}
-        assert counted["all"] == {"pylate.colbert_scores": 4 + 4 + 4 + 1, "pylate.pairwise_scores": 2 + 1}
+        assert counted["captured"] == {"pylate.colbert_scores": 4}  # one for each query, over padded candidates
+        assert counted["looked up"] == {"pylate.rerank": 1}
+        assert counted["all"] == {"pylate.colbert_scores": 8 + 1, "pylate.pairwise_scores": 2 + 1, "pylate.rerank": 3}
         assert calls_left() == {}
         for mine, theirs in zip((*ours[0], ours[2]), (*plain[0], plain[2]), strict=True):
             for ranked, expected in zip(mine, theirs, strict=True):
@@ -265,6 +270,41 @@ class TestReal:
                 assert [hit["score"] for hit in ranked] == pytest.approx([hit["score"] for hit in expected], rel=1e-5)
         for mine, theirs in zip((*ours[1], *ours[3:]), (*plain[1], *plain[3:]), strict=True):
             torch.testing.assert_close(mine, theirs)
+
+    @pytest.mark.parametrize("form", ["tensors", "arrays", "numbers", "one query"])
+    def test_rerank_with_padding_that_wins(self, host, form):
+        """Candidates of few tokens, among them an empty one: the zeros that PyLate pads with are often the best."""
+        q, d, *_ = problem(4, A=3, B=3, N=5)
+        queries = list(q)
+        candidates = [[each[: (i + j) % 5] for j, each in enumerate(own)] for i, own in enumerate(d)]
+        if form == "arrays":
+            queries, candidates = [each.numpy() for each in q], [[each.numpy() for each in own] for own in candidates]
+        elif form == "numbers":
+            queries = [each.tolist() for each in q]
+            candidates = [[each.tolist() for each in own if len(each)] for own in candidates]
+        elif form == "one query":
+            queries, candidates = q[0], d[0, :, :3][None]
+        ids = [list("abcde")[: len(own)] for own in candidates]
+        plain = host.rank.rerank(ids, queries, candidates)
+        with maxsim.integrations.pylate.enable():
+            ours = host.rank.rerank(ids, queries, candidates, device="cpu")
+        assert calls() == {"pylate.rerank": 1}
+        for mine, theirs in zip(ours, plain, strict=True):
+            assert {hit["id"]: pytest.approx(hit["score"], rel=1e-5, abs=1e-6) for hit in theirs} == {
+                hit["id"]: hit["score"] for hit in mine
+            }
+            assert [hit["score"] for hit in mine] == sorted((hit["score"] for hit in mine), reverse=True)
+
+    def test_rerank_that_pylate_refuses(self, host):
+        q, d, *_ = problem(4)
+        with maxsim.integrations.pylate.enable():
+            for wrong in ([], [d[0, 0, :0]], [d[0, 0].double()]):
+                with pytest.raises((RuntimeError, IndexError, ValueError)) as ours:
+                    host.rank.rerank([["a"]], [q[0]], [wrong])
+                with pytest.raises(type(ours.value)) as theirs:
+                    host.rank.rank.rerank.__wrapped__([["a"]], [q[0]], [wrong])
+                assert str(ours.value) == str(theirs.value)
+        assert calls() == {}
 
     def test_evaluators(self, host, model):
         triplets = host.evaluation.ColBERTTripletEvaluator(tiny_bert.QUERIES, tiny_bert.POSITIVES, tiny_bert.NEGATIVES)

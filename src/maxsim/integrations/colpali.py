@@ -19,8 +19,7 @@ from ..errors import UnsupportedError
 from ..ops import score
 from ..packed import Packed
 from ._switch import Handle, Seam, Switch, left_to_host, served
-
-GROUP = 2**28  # bytes of passages that a launch takes from a list, or from another device: their copy is no larger
+from ._tokens import packed, ranges
 
 
 def score_multi_vector(
@@ -96,26 +95,18 @@ def disable() -> None:
 
 
 def _passages(ps: Tensor | Sequence[Tensor], batch_size: int, device: torch.device) -> Iterator[Tensor | Packed]:
-    """The passages in groups, of a list with a row of zeros after each that colpali-engine would pad. Of those shorter
-    than the longest of their batch one such row does what all do; the longest compete with none."""
+    """The passages in groups whose copy is bounded; of a list with a row of zeros after each that colpali-engine would
+    pad. Of those shorter than the longest of their batch one such row does what all do; the longest compete with
+    none."""
     if isinstance(ps, Tensor):
-        step = len(ps) if ps.device.type == device.type else max(1, GROUP // max(1, ps[0].numel() * ps.element_size()))
-        for low in range(0, len(ps), step):
-            yield ps[low : low + step].to(device)
+        for low, high in ranges([ps.shape[1]] * len(ps), ps.shape[2], ps.device.type != device.type):
+            yield ps[low:high].to(device)
         return
-    rows: list[Tensor] = []
-    offsets = [0]
-    for low in range(0, len(ps), batch_size):
-        batch = ps[low : low + batch_size]
-        longest = max(len(passage) for passage in batch)
-        zero = batch[0].new_zeros(1, batch[0].shape[-1])
-        for passage in batch:
-            padded = len(passage) < longest
-            rows += [passage, zero] if padded else [passage]
-            offsets.append(offsets[-1] + len(passage) + padded)
-        if low + batch_size >= len(ps) or offsets[-1] * zero.numel() * zero.element_size() >= GROUP:
-            yield Packed(torch.cat(rows).to(device), torch.tensor(offsets))
-            rows, offsets = [], [0]
+    lengths = [len(passage) for passage in ps]
+    longest = [max(lengths[low : low + batch_size]) for low in range(0, len(ps), batch_size)]
+    padded = [length < longest[i // batch_size] for i, length in enumerate(lengths)]
+    for low, high in ranges(lengths, ps[0].shape[-1], True):
+        yield packed(ps[low:high], device, padded[low:high])
 
 
 # What `enable()` replaces: the functions that colpali-engine's dispatcher looks up at every call, and the tiles.

@@ -25,6 +25,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..ops import score, score_pairs
 from ._switch import Handle, Seam, Switch, left_to_host, served
+from ._tokens import packed
 
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
 EMBEDDINGS = ("queries_embeddings", "documents_embeddings")
@@ -133,6 +134,47 @@ class ContrastiveScores:
         return f"ContrastiveScores(masked={self.masked!r})"
 
 
+def rerank(
+    documents_ids: Sequence[Sequence[int | str]],
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    device: str | None = None,
+) -> list[list[dict[str, Any]]]:
+    """Candidates of each query, best first, as `pylate.rank.rerank`, which pads those of a query to the longest.
+
+    Args:
+        documents_ids: of each query's candidates.
+        queries_embeddings: `[L, H]` each; one tensor or array of two dimensions is one query.
+        documents_embeddings: for each query `[L, H]` each: tensors, arrays or lists of numbers. Those shorter than the
+            longest of their query compete with the similarity 0 of padding, as there.
+        device: where to score; None: where the query is.
+
+    Returns:
+        for each query its `{"id", "score"}`.
+
+    Raises:
+        ValueError: a query without candidates, or whose candidates have no tokens. Others as `maxsim.score`.
+    """
+    from pylate.rank.rank import reshape_embeddings
+    from pylate.utils.tensor import convert_to_tensor
+
+    queries, candidates = reshape_embeddings(queries_embeddings), reshape_embeddings(documents_embeddings)
+    results = []
+    for ids, query, documents in zip(documents_ids, queries, candidates, strict=False):
+        tokens = convert_to_tensor(query)
+        items = [convert_to_tensor(document) for document in documents]
+        longest = max((len(item) for item in items), default=0)
+        if not longest:
+            raise ValueError("a query needs candidates with tokens")
+        where = torch.device(device) if device is not None else tokens.device
+        own = packed(items, where, [len(item) < longest for item in items])
+        scores, order = torch.sort(score(tokens[None], own)[0], descending=True)
+        ranked = zip(order.tolist(), scores.tolist(), strict=True)
+        results.append([{"id": ids[i], "score": value} for i, value in ranked])
+    served("pylate.rerank")
+    return results
+
+
 def enable() -> Handle:
     """Serves PyLate's own scoring functions, until `disable()` or the end of the returned context manager's block.
 
@@ -222,6 +264,20 @@ def _contrastive(
     return host(metric, queries, documents, queries_mask, documents_mask, backend)
 
 
+def _rerank(
+    host: Callable[..., Any], documents_ids: Any, queries_embeddings: Any, documents_embeddings: Any, device: Any = None
+) -> Any:
+    from pylate.scores import colbert
+
+    arguments = (documents_ids, queries_embeddings, documents_embeddings, device)
+    if colbert._resolve_backend(None) == "auto":
+        try:
+            return rerank(*arguments)
+        except (UnsupportedError, NotImplementedError, TypeError, ValueError) as error:  # of which PyLate has its own
+            left_to_host("pylate.rerank", str(error))
+    return host(*arguments)
+
+
 def _servable(name: str, queries: Any, documents: Any) -> bool:
     """Whether PyLate would score these and we do; what it refuses it may refuse itself, in its own words."""
     reason = _reason(queries, documents)
@@ -253,6 +309,7 @@ def _reason(queries: Any, documents: Any) -> str | None:
     return None
 
 
+_RERANK = ("documents_ids", *EMBEDDINGS, "device")
 _COLBERT, _LIK = "pylate.scores.colbert", "pylate.scores._lik_backend"
 _switch = Switch(
     "pylate",
@@ -264,5 +321,6 @@ _switch = Switch(
         Seam(_LIK, "colbert_scores_lik", _in_place_of(colbert_scores), (*EMBEDDINGS, *MASKS)),
         Seam(_LIK, "colbert_kd_scores_lik", _in_place_of(kd_scores), (*EMBEDDINGS, *MASKS)),
         Seam(_LIK, "colbert_scores_pairwise_lik", _in_place_of(pairwise_scores), EMBEDDINGS),
+        *(Seam(f"pylate.{room}", "rerank", _rerank, _RERANK) for room in ("rank.rank", "rank", "retrieve.colbert")),
     ],
 )
