@@ -122,6 +122,8 @@ def test_masks_are_broadcast_as_there():
     q, d, q_mask, d_mask = problem(8)
     column = (d[:, 0], q_mask[:1], d_mask[:1, 0])
     torch.testing.assert_close(colbert_scores(q, *column), their_scores(q, *column))
+    whole = d_mask[:1].expand(d_mask.shape)
+    assert torch.equal(ContrastiveScores()(q, d, q_mask, d_mask[:1]), ContrastiveScores()(q, d, q_mask, whole))
 
 
 def test_pairs():
@@ -168,6 +170,7 @@ def host(monkeypatch):
         import pylate.rank
         import pylate.retrieve
         import pylate.scores
+        import pylate.utils
     reset_calls()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the model is tiny
@@ -365,6 +368,38 @@ class TestReal:
                 norm = torch.stack([each.norm() for each in expected.values()]).norm()
                 for name, gradient in gradients.items():
                     assert (gradient - expected[name]).norm() <= 1e-9 * norm, name
+
+    def test_a_trainer_as_users_run_it(self, host, folder, tmp_path):
+        """Two epochs of two steps, defaults everywhere, and the same losses as without us."""
+        from datasets import Dataset
+        from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+        texts = {"query": tiny_bert.QUERIES, "positive": tiny_bert.POSITIVES, "negative": tiny_bert.NEGATIVES}
+
+        def train(output):
+            torch.manual_seed(1)
+            model = host.models.ColBERT(
+                folder, embedding_size=32, document_length=24, query_length=12, do_query_expansion=False, device="cpu"
+            )
+            arguments = SentenceTransformerTrainingArguments(
+                str(output), num_train_epochs=2, per_device_train_batch_size=2, logging_steps=1, learning_rate=1e-4,
+                report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, seed=3,
+            )  # fmt: skip
+            trainer = SentenceTransformerTrainer(
+                model=model, args=arguments, train_dataset=Dataset.from_dict(texts),
+                loss=host.losses.Contrastive(model), data_collator=host.utils.ColBERTCollator(model.tokenize),
+            )  # fmt: skip
+            trainer.train()
+            return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+        plain = train(tmp_path / "plain")
+        assert calls() == {}
+        with maxsim.integrations.pylate.enable():
+            ours = train(tmp_path / "ours")
+        assert calls() == {"pylate.ContrastiveScores": 4}
+        assert calls_left() == {}
+        assert len(plain) == 4
+        assert ours == pytest.approx(plain, rel=1e-3)
 
     def test_named_backends_are_obeyed(self, host, monkeypatch):
         q, d, *_ = problem(8)

@@ -123,7 +123,7 @@ class ContrastiveScores:
         if documents_embeddings.ndim != 4:
             raise ValueError(f"documents must have shape [D, N, T, H], got {list(documents_embeddings.shape)}")
         if documents_mask is not None:
-            documents_mask = documents_mask.flatten(0, 1)
+            documents_mask = documents_mask.expand(documents_embeddings.shape[:-1]).flatten(0, 1)
         result = _score(
             queries_embeddings, documents_embeddings.flatten(0, 1), queries_mask, documents_mask, self.masked
         )
