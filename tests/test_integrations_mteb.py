@@ -96,6 +96,19 @@ def test_padded(dtype, other):
     assert fast.max_sim(double, double).dtype == host.max_sim(double, double).dtype == torch.float64
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")], ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_devices(devices, lengths):
+    """Scored on the GPU, wherever tokens are; scores are where the queries are."""
+    a = [item.to(devices[0]) for item in items(lengths[0])]
+    b = [item.to(devices[1]) for item in items(lengths[1], seed=1)]
+    scores, expected = fast.max_sim(a, b), host.max_sim(a, b)
+    assert scores.device == expected.device
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
+    assert not calls_left()
+
+
 def test_pairs():
     for a, b in ((items([3, 1, 5]), items([2, 7, 1], seed=1)), (torch.stack(items([3, 3])), items([4, 1], seed=1))):
         torch.testing.assert_close(fast.pairwise_max_sim(a, b), host.pairwise_max_sim(a, b), rtol=1e-5, atol=1e-5)

@@ -23,6 +23,7 @@ from sentence_transformers.util import similarity  # noqa: E402
 from maxsim.integrations import IntegrationError, calls, calls_left, reset_calls  # noqa: E402
 from maxsim.integrations import sentence_transformers as fast  # noqa: E402
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PAIRS = [
     (fast.colbert_scores, scoring.colbert_scores, "grid"),
     (fast.kd_scores, scoring.colbert_kd_scores, "kd"),
@@ -72,7 +73,7 @@ def both(ours, theirs, q, d, **options):
     for function in (ours, theirs):
         a, b = q.clone().requires_grad_(), d.clone().requires_grad_()
         scores = function(a, b, **options)
-        weight = torch.linspace(-1, 2, scores.numel()).view(scores.shape)
+        weight = torch.linspace(-1, 2, scores.numel(), device=scores.device).view(scores.shape)
         (scores * weight).masked_fill(scores < -1e6, 0).sum().backward()
         results.append((scores.detach(), a.grad, b.grad))
     return results
@@ -88,13 +89,15 @@ def assert_same(ours, theirs, tolerance=1e-5):
 @pytest.mark.parametrize("masks", ["none", "holes", "left"])
 @pytest.mark.parametrize(("LQ", "LD"), [(1, 1), (7, 2), (5, 8), (32, 70)])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_scores_and_gradients(ours, theirs, form, masks, LQ, LD, normalize):
-    q, d, q_mask, d_mask = case(form, LQ, LD, masks)
+@pytest.mark.parametrize("device", DEVICES)
+def test_scores_and_gradients(ours, theirs, form, masks, LQ, LD, normalize, device):
+    q, d, q_mask, d_mask = (each if each is None else each.to(device) for each in case(form, LQ, LD, masks))
     options = {"queries_mask": q_mask, "documents_mask": d_mask, "length_normalize": normalize}
-    assert_same(*both(ours, theirs, q, d, **options))
+    tolerance = 1e-5 if device == "cpu" else 1e-4  # float32 products are near an IEEE one's error on a GPU
+    assert_same(*both(ours, theirs, q, d, **options), tolerance)
     name = f"sentence_transformers.{ours.__name__}"
     assert calls() == {name: 1} and not calls_left()
-    assert_same(*both(functools.partial(ours, chunk_elements=64), theirs, q, d, **options))
+    assert_same(*both(functools.partial(ours, chunk_elements=64), theirs, q, d, **options), tolerance)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "form"), PAIRS, ids=lambda value: value if isinstance(value, str) else "")
@@ -132,6 +135,18 @@ def test_empty_documents():
     nothing = torch.zeros(2, 2, 0, 8)
     for ours, theirs in ((fast.colbert_scores, scoring.colbert_scores), (fast.kd_scores, scoring.colbert_kd_scores)):
         assert torch.equal(ours(q, nothing), theirs(q, nothing))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_an_empty_document_leaves_training_finite(dtype):
+    q, d = tokens(2, 3, 8, dtype=dtype).requires_grad_(), tokens(3, 1, 4, 8, dtype=dtype).requires_grad_()
+    mask = torch.ones(3, 1, 4, dtype=torch.bool)
+    mask[1] = False
+    scores = fast.colbert_scores(q, d, documents_mask=mask)
+    others = fast.colbert_scores(q, d[[0, 2]], documents_mask=mask[[0, 2]])
+    assert torch.equal(scores[:, [0, 2]], others)
+    torch.nn.functional.cross_entropy(scores / 0.02, torch.tensor([0, 2])).backward()
+    assert q.grad.isfinite().all() and d.grad.isfinite().all() and d.grad[1].eq(0).all()
 
 
 FORMS = {
@@ -211,6 +226,47 @@ def test_what_cannot_be_served_is_the_hosts(caplog):
     assert len([line for line in caplog.messages if "served by the host" in line]) == 1
     with pytest.raises(ValueError, match="covers 4 tokens"):
         fast.maxsim(q, d, b_mask=torch.ones(4, 4, dtype=torch.bool))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["maxsim", "maxsim_pairwise"])
+@pytest.mark.parametrize("where", [("cpu", "cuda", None), ("cuda", "cpu", None), ("cpu", "cpu", "cuda")], ids=str)
+def test_devices(name, where):
+    """Scores are on the documents' device, wherever they are scored."""
+    a, b, device = where
+    q = [tokens(n, 16, seed=n).to(a) for n in (3, 1, 7)]
+    d = [tokens(n, 16, seed=n + 20).to(b) for n in (2, 9, 0)]
+    scores = getattr(fast, name)(q, d, device=device)
+    expected = getattr(similarity, name)(q, d, device=device)
+    assert scores.device == expected.device
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
+    assert not calls_left()
+
+
+def test_what_does_not_fit_together_is_refused_in_the_hosts_words():
+    with pytest.raises(ValueError, match="same number of items"):
+        fast.kd_scores(tokens(2, 3, 8), tokens(3, 2, 4, 8))
+    with pytest.raises(ValueError, match="same number of items"):
+        fast.pairwise_scores(tokens(2, 3, 8), tokens(3, 4, 8))
+    with pytest.raises(ValueError, match="not enough values"):
+        fast.colbert_scores(tokens(2, 3, 8), tokens(3, 4, 8))
+    with pytest.raises(RuntimeError):
+        fast.maxsim(tokens(2, 3, 8), tokens(3, 4, 16))
+
+
+def test_compiled():
+    """In one graph, as the host's own scoring is."""
+    q, d, q_mask, d_mask = case("grid", 5, 6, "holes")
+
+    def loss(q, d):
+        return scoring.colbert_scores(q, d, q_mask, d_mask).clamp(min=-5).square()
+
+    expected = both(loss, loss, q, d)[0]
+    with fast.enable():
+        torch._dynamo.reset()
+        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+        assert_same(both(compiled, compiled, q, d)[0], expected, 1e-4)
+    assert not calls_left()
 
 
 def test_documents_come_in_parts_from_another_device(monkeypatch):

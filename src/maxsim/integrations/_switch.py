@@ -19,7 +19,8 @@ import torch
 
 logger = logging.getLogger("maxsim.integrations")
 
-_lock = threading.RLock()
+_lock = threading.RLock()  # held while a framework is imported: counters have their own
+_counting = threading.Lock()
 _served: Counter[str] = Counter()
 _left: Counter[str] = Counter()
 
@@ -32,20 +33,20 @@ class IntegrationError(RuntimeError):
 def calls() -> dict[str, int]:
     """How often scoring of ours was really reached, by function (`"sentence_transformers.colbert_scores"`), since the
     process began or `reset_calls()`. A call that was left to the host is not among them: see `calls_left()`."""
-    with _lock:
+    with _counting:
         return dict(_served)
 
 
 def calls_left() -> dict[str, int]:
     """How often a call was left to the framework's own scoring, by function and reason; each is logged the first
     time."""
-    with _lock:
+    with _counting:
         return dict(_left)
 
 
 def reset_calls() -> None:
     """Sets `calls()` and `calls_left()` to nothing. Reasons are then logged again."""
-    with _lock:
+    with _counting:
         _served.clear()
         _left.clear()
 
@@ -54,7 +55,7 @@ def served(name: str) -> None:
     """Counts a call that scoring of ours has answered."""
     if torch.compiler.is_compiling():  # a graph has no counter
         return
-    with _lock:
+    with _counting:
         _served[name] += 1
 
 
@@ -63,7 +64,7 @@ def left_to_host(name: str, reason: str) -> None:
     if torch.compiler.is_compiling():
         return
     entry = f"{name}: {reason}"
-    with _lock:
+    with _counting:
         _left[entry] += 1
         first = _left[entry] == 1
     if first:
