@@ -18,6 +18,7 @@ test: setup
 ci: setup
 	$(PYTEST) -m slow
 	scripts/hosts sentence-transformers
+	scripts/hosts pylate
 
 check: setup
 	scripts/check
