@@ -75,7 +75,8 @@ def prepare_operator(inputs: Inputs) -> Call:
 
     def run() -> Any:
         problem = _problem(inputs)
-        return graph._scores(*graph._tensors(problem), graph._sizes(problem), None, False, False)[0]
+        tensors, codes = graph._tensors(problem), graph._codes(problem)
+        return graph._scores(*tensors, *codes, graph._sizes(problem), None, False, False)[0]
 
     return run
 
