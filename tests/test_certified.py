@@ -210,3 +210,16 @@ def test_refused():
         error_bound(q, d)
     with pytest.raises(ValueError, match="-1"):
         certified_topk(q, made, d, -1)
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8"])
+def test_scores_beyond_float32(codec):
+    """A sum that leaves float32's range on the way has no bound, so that the exact score decides."""
+    signs = torch.ones(16)
+    signs[8:] = -1
+    d = torch.stack([torch.full((1, 16), 1e36), (signs * 4e37)[None]])
+    q = torch.full((1, 1, 16), 8.0)
+    wanted = maxsim.topk(q, d, 1)
+    found = maxsim.certified_topk(q, maxsim.quantize(d, codec), d, 1)
+    assert torch.equal(found.indices, wanted.indices)
+    assert torch.equal(found.scores, wanted.scores)

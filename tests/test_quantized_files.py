@@ -116,7 +116,7 @@ DAMAGE = {
     "zero scale": ("padded", "int8", put("scale", 0, 0.0), r"scale holds 0\.0 at \[0\]"),
     "negative scale": ("padded", "int8", put("scale", 0, -1.0), "scale holds -1.0"),
     "radius": ("padded", "int8", put("radius", 5, -1.0), r"radius holds -1\.0 at \[5\]"),
-    "norm": ("padded", "int8", put("norm", 5, float("inf")), r"norm holds inf at \[5\]"),
+    "norm": ("padded", "int8", put("norm", 5, float("nan")), r"norm holds nan at \[5\]"),
     "falling offsets": ("list", "int8", put("offsets", 2, 9), "offsets must not fall"),
     "offsets beyond": ("list", "int8", put("offsets", 6, 99), "offsets must"),
     "first offset": ("list", "int8", put("offsets", 0, 1), "offsets must start at 0"),
@@ -215,3 +215,29 @@ print(anonymous() - before, d.nbytes >> 10)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     grown, size = map(int, done.stdout.split())
     assert grown < size * 0.9, (grown, size)
+
+
+def test_only_files_are_replaced(tmp_path):
+    """Links are followed, neighbours stay, and what is no file is refused; as readable as other new files."""
+    documents = maxsim.quantize(torch.randn(3, 4, 16))
+    (tmp_path / "d.tmp").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "d")
+    for _ in range(2):
+        documents.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "d.tmp").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "d.tmp", "link"]
+    assert (tmp_path / "d").stat().st_mode == (tmp_path / "d.tmp").stat().st_mode
+    assert torch.equal(maxsim.Quantized.load(tmp_path / "link").codes, documents.codes)
+    with pytest.raises(ValueError, match="not a regular file"):
+        documents.save(tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8", "residual", "pq"])
+def test_norms_beyond_float32(tmp_path, codec):
+    """They are kept as infinite, and so is the bound."""
+    x = (torch.rand(6, 5, 64) * 2 - 1) * 1e38
+    documents = maxsim.quantize(x, codec)
+    documents.save(tmp_path / "d")
+    again = maxsim.Quantized.load(tmp_path / "d")
+    assert torch.isinf(maxsim.error_bound(torch.ones(1, 2, 64), again)).any()

@@ -100,7 +100,9 @@ def bound(q: QuerySizes, problem: Problem, where: torch.device | None = None) ->
     of_radius = q.norm * (1 + exact + added)
     of_norm = q.error + q.norm * (exact + added) + (q.norm + q.error) * (quantised + added)
     most = of_radius[:, None] * r + of_norm[:, None] * h
-    return (most * (1 + 2.0**-40) + least[:, None]).nan_to_num(nan=math.inf)
+    # sums that may leave float32's range on the way are as far off as they like
+    most = most.masked_fill((q.norm + q.error)[:, None] * (h + r) >= 2.0**126, math.inf)
+    return (most * (1 + 2.0**-40) + least[:, None]).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _product(dtype: torch.dtype, width: int, device: torch.device) -> float:

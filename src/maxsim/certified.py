@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import torch
@@ -55,7 +56,8 @@ def certified_topk(
 
     Raises:
         as `topk`; TypeError, ValueError also for `exact` that cannot be what was quantised: another number, width,
-        lengths or dtype, or scores that are further apart than the bound; and for codes without a bound.
+        lengths or dtype, or scores that are further apart than the bound; and for codes without a bound. Documents of
+        float64 are never served: cast them before `quantize`.
     """
     k = check_k(k)
     if not isinstance(documents, Quantized):
@@ -63,6 +65,8 @@ def certified_topk(
     with torch.no_grad():
         truth = make_problem(queries, exact, query_mask, None, masked, normalize)
         scan = make_problem(queries, documents, query_mask, None, masked, normalize)
+        if truth.documents.data.is_meta:
+            raise ValueError("exact is on the meta device, which holds no values")
         if truth.per_query or scan.per_query:
             raise ValueError("certified_topk takes documents [ND, LD, D] or a flat list, got candidates per query")
         truth = dataclasses.replace(truth, documents=_same(truth.documents, scan.documents))
@@ -186,7 +190,12 @@ def _rescore(truth: Problem, candidates: Candidates, k: int, backend: str | None
         _check(candidates, at, found)
         pairs.append(pair)
         scores.append(found)
-        kth = _table(pair[:, 0], found, NQ, float("-inf"), kth).nan_to_num(nan=float("inf")).topk(k, dim=1).values
+        kth = (
+            _table(pair[:, 0], found, NQ, float("-inf"), kth)
+            .nan_to_num(math.inf, math.inf, -math.inf)
+            .topk(k, dim=1)
+            .values
+        )
         low, high = high, 2 * high
     pair = torch.cat(pairs) if pairs else candidates.query.new_zeros(0, 2)
     score = torch.cat(scores) if scores else kth.new_zeros(0)

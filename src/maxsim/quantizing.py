@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,8 +69,8 @@ def quantize(
             are unit vectors. None: no.
         parts: of "pq": how many bytes a token, 16 where None; must divide D.
         seed: of the sample and of where k-means begins.
-        like: documents whose codec, options (`normalize` too), centroids, buckets and codewords are taken, in place of
-            training.
+        like: documents whose codec, options (`normalize` too, but no number given as `scale`), centroids, buckets and
+            codewords are taken, in place of training.
 
     Returns:
         `Quantized` on the documents' device, in their layout.
@@ -92,6 +93,13 @@ def quantize(
             raise ValueError(f"{name} is an option of {' and '.join(OPTIONS[name])}, not of {codec}")
     if not isinstance(normalize, (bool, np.bool_)):
         raise TypeError(f"normalize must be True or False, got {type(normalize).__name__}")
+    if renormalize is not None and not isinstance(renormalize, (bool, np.bool_)):
+        raise TypeError(f"renormalize must be True or False, got {type(renormalize).__name__}")
+    bits, centroids, parts = _whole("bits", bits), _whole("centroids", centroids), _whole("parts", parts)
+    begin = _whole("seed", seed)
+    if begin is None or not 0 <= begin < 1 << 63:
+        raise ValueError(f"seed must be a whole number from 0 to 2^63 − 1, got {seed!r}")
+    seed = begin
     tokens, groups = tokens_of(documents, document_mask, "documents")
     if tokens.codes is not None:
         raise TypeError("documents are quantised already")
@@ -113,6 +121,18 @@ def quantize(
         else:
             made = _product(stream, 16 if parts is None else parts, seed, known)
     return made if groups is None else made[torch.arange(len(made)).view(groups)]
+
+
+def _whole(name: str, value: object) -> int | None:
+    """An option as Python's int; of numpy's integers too."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {type(value).__name__}: {value!r}") from None
 
 
 def _codec_of(like: object, codec: str | None, given: dict[str, Any]) -> str:
@@ -189,7 +209,7 @@ def _scaled(documents: Stream, largest: Tensor, codec: str, scale: str | float, 
     elif scale == "document":
         parameters = dataclasses.replace(parameters, scale=scaled.scale_of(documents.of_documents(largest), codec))
     else:
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        if isinstance(scale, bool) or not isinstance(scale, (int, float, np.floating, np.integer)):
             raise ValueError(f"scale must be 'document', 'token' or a number, got {scale!r}")
         if not scaled.LEAST <= scale <= torch.finfo(torch.float32).max:
             raise ValueError(f"scale must be positive, finite and a normal float32, got {scale}")
@@ -210,9 +230,9 @@ def _scaled(documents: Stream, largest: Tensor, codec: str, scale: str | float, 
 def _residual(
     documents: Stream, bits: int, count: int | None, renormalize: bool, seed: int, like: Codes | None
 ) -> Quantized:
-    if bits not in residual.BITS or isinstance(bits, bool):
+    if bits not in residual.BITS:
         raise ValueError(f"bits must be one of {', '.join(map(str, residual.BITS))}, got {bits!r}")
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+    if count is not None and count < 1:
         raise ValueError(f"centroids must be a whole number of at least 1, got {count!r}")
     if like is not None and like.cutoffs is None:
         raise ValueError("like does not say where its buckets end, so nothing can be quantised as it was")

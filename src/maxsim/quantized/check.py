@@ -40,8 +40,8 @@ def check(documents: Quantized) -> None:
         wrong = ~tensor.isfinite()
         if name == "scale":
             wrong |= tensor < scaled.LEAST
-        elif name in ("radius", "norm"):
-            wrong |= tensor < 0
+        elif name in ("radius", "norm"):  # beyond float32's range infinite, and so is the bound
+            wrong = ~(tensor >= 0)
         elif name == "cutoffs":
             wrong[1:] |= tensor.diff() < 0
         _refuse(name, tensor, wrong)

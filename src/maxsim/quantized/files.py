@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,11 +46,16 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
         "source": next((name for name, dtype in SOURCES.items() if dtype == codes.source), None),
         "saturated": documents.saturated,
     }
-    path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
+    path = Path(path).resolve()  # a link stays, what it names is replaced
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file")
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     metadata = {"kind": KIND, "format": str(FORMAT), "about": json.dumps(about)}
     try:
+        with open(temporary, "x") as file:
+            mode = os.fstat(file.fileno()).st_mode  # as the process' umask says, which safetensors does not ask
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        os.chmod(temporary, mode)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -80,7 +86,7 @@ def load(path: str | os.PathLike[str]) -> Quantized:
         refuse(f"format {version!r}, this version of maxsim reads up to {FORMAT}; upgrade maxsim")
     try:
         return _documents(tensors, json.loads(metadata["about"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         refuse(f"damaged: {error}")
 
 
