@@ -239,7 +239,8 @@ class Quantized:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Quantized:
-        """Reads what `save` wrote, after looking at every code: nothing damaged gets further.
+        """Reads what `save` wrote, after looking at every code: none is beyond its tables, which kernels
+        read. There is no checksum: a bit that has changed inside a code's range is not noticed.
 
         Raises:
             ValueError: no such file of ours, one of a newer format, or cut short or damaged; says where.
