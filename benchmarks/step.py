@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,6 +89,10 @@ class Found:
     peak_mib: float | None
     loss: float
 
+    @property
+    def median(self) -> float:
+        return timing(self.samples).median_ms
+
 
 def measured(
     step: Callable[..., Tensor], encoder: Encoder, score: Score, sides: Sequence[Tensor], chunk: int, count: int
@@ -144,46 +149,51 @@ def main(argv: Sequence[str] | None = None) -> None:
     for shape in chosen.shapes:
         LQ, LD = map(int, shape.split("x"))
         encoder = Encoder(chosen.layers, chosen.width, max(LQ, LD)).to(device)
-        for kind, step in STEPS.items():
-            players = dict(SCORES)
-            pairs = chosen.least
+        for kind in STEPS:
+            players, pairs = list(SCORES), chosen.least
             while players and pairs <= chosen.most:
                 sides = [torch.randint(WORDS, (pairs, length), device=device) for length in (LQ, LD)]
-                losses = {}
-                for name, score in list(players.items()):
-                    found = measured(step, encoder, score, sides, max(1, chosen.tokens // LD), chosen.count)
-                    times = timing(found.samples) if found else None
-                    case = f"{pairs}x{LQ}-{pairs}x{LD}-d128-bfloat16-train"
-                    records.append(
-                        Record(
-                            case=case,
-                            contender=f"{name}-{kind}",
-                            median_ms=times.median_ms if times else None,
-                            p20_ms=times.p20_ms if times else None,
-                            p80_ms=times.p80_ms if times else None,
-                            host_us=None,
-                            peak_mib=found.peak_mib if found else None,
-                            max_error=None,
-                            gemm_tflops=None,
-                            copy_tbps=None,
-                            **where,
-                        )
-                    )
-                    if found is None or times is None:
-                        print(f"{case:42} {name}-{kind:12} out of memory", flush=True)
-                        del players[name]
-                        continue
-                    losses[name] = found.loss
-                    memory = "" if found.peak_mib is None else f"{found.peak_mib:10.0f} MiB"
-                    print(f"{case:42} {name}-{kind:12} {times.median_ms:9.1f} ms {memory}", flush=True)
-                    if times.median_ms > 1e3 * chosen.longest:
-                        del players[name]
-                if len(losses) == 2 and abs(losses["maxsim"] - losses["naive"]) > 0.02 * abs(losses["naive"]):
-                    raise AssertionError(f"{shape}, {pairs} pairs: losses {losses}")
+                case = f"{pairs}x{LQ}-{pairs}x{LD}-d128-bfloat16-train"
+                chunk = max(1, chosen.tokens // LD)
+                found = {
+                    name: measured(STEPS[kind], encoder, SCORES[name], sides, chunk, chosen.count) for name in players
+                }
+                for name, each in found.items():
+                    records.append(row(case, f"{name}-{kind}", each, where))
+                agree(case, found)
+                players = [name for name, each in found.items() if each and each.median <= 1e3 * chosen.longest]
                 kept = write(records, Path(chosen.out), "step")  # after every size: what follows may be stopped
                 pairs *= 2
         del encoder
     print("record:", kept)
+
+
+def row(case: str, contender: str, found: Found | None, where: dict[str, Any]) -> Record:
+    """A row of the record, printed too."""
+    times = timing(found.samples) if found else None
+    memory = f"{found.peak_mib:10.0f} MiB" if found and found.peak_mib is not None else ""
+    shown = "out of memory" if times is None else f"{times.median_ms:9.1f} ms {memory}"
+    print(f"{case:42} {contender:18} {shown}", flush=True)
+    return Record(
+        case=case,
+        contender=contender,
+        median_ms=times.median_ms if times else None,
+        p20_ms=times.p20_ms if times else None,
+        p80_ms=times.p80_ms if times else None,
+        host_us=None,
+        peak_mib=found.peak_mib if found else None,
+        max_error=None,
+        gemm_tflops=None,
+        copy_tbps=None,
+        **where,
+    )
+
+
+def agree(case: str, found: dict[str, Found | None]) -> None:
+    """Raises AssertionError where the losses of a step differ by more than the rounding of bfloat16."""
+    losses = {name: each.loss for name, each in found.items() if each}
+    if max(losses.values(), default=0) - min(losses.values(), default=0) > 0.02 * max(losses.values(), default=0):
+        raise AssertionError(f"{case}: losses {losses}")
 
 
 if __name__ == "__main__":

@@ -223,3 +223,17 @@ def test_scores_beyond_float32(codec):
     found = maxsim.certified_topk(q, maxsim.quantize(d, codec), d, 1)
     assert torch.equal(found.indices, wanted.indices)
     assert torch.equal(found.scores, wanted.scores)
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8", "pq"])
+@pytest.mark.parametrize("size", [1e20, 1e-30])
+def test_norms_that_float32_does_not_hold(codec, size):
+    """Codes are of the unit vectors that scores are of, though these be no unit vectors where squares overflow."""
+    x, q = torch.randn(6, 5, 16) * size, torch.randn(1, 3, 16)
+    made = quantize(x, codec, normalize=True)
+    apart = (maxsim.score(q, made, normalize=True) - maxsim.score(q, x, normalize=True)).abs()
+    assert bool((apart <= error_bound(q, made, normalize=True)).all())
+    wanted = maxsim.topk(q, x, 2, normalize=True)
+    found = certified_topk(q, made, x, 2, normalize=True)
+    assert torch.equal(found.indices, wanted.indices)
+    assert torch.equal(found.scores, wanted.scores)

@@ -56,17 +56,17 @@ class QuerySizes(NamedTuple):
 
 def query_sizes(problem: Problem) -> QuerySizes:
     """Of the queries as the problem's codec takes them."""
-    q, codes = problem.queries, problem.documents.codes
-    norm, error, count = (torch.zeros(q.count, dtype=torch.float64, device=problem.device) for _ in range(3))
-    stream = Stream.of(q, problem.normalize)
+    codes, stream = problem.documents.codes, Stream.of(problem.queries, problem.normalize)
+    norms = torch.zeros(stream.rows, dtype=torch.float64, device=problem.device)
+    errors = torch.zeros_like(norms)
     for block in stream.blocks():
         tokens = block.tokens.double()
-        length = tokens.norm(dim=1)
-        norm.index_add_(0, block.owner, length)
-        count.index_add_(0, block.owner, torch.ones_like(length))
+        norms[block.low : block.high] = tokens.norm(dim=1)
         if codes is not None and codes.scaled:
             values, scale = encode_queries(block.tokens.float(), codes.codec)
-            error.index_add_(0, block.owner, (tokens - values.double() * scale.double()[:, None]).norm(dim=1))
+            away = tokens - values.double() * scale.double()[:, None]
+            errors[block.low : block.high] = away.norm(dim=1)
+    norm, error, count = (stream.sums(each) for each in (norms, errors, torch.ones_like(norms)))
     if problem.normalize:  # here in float64, there in float32, which a code may be apart for, at a tie of almost equals
         error = error + 2.0**-20 * norm
     return QuerySizes(norm, error, count)

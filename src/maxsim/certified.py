@@ -15,7 +15,7 @@ from .bounds import bound, query_sizes
 from .graph import run
 from .layout import MaskLike, Problem, Tokens, TokensLike, make_problem
 from .quantized import Quantized
-from .stream import rows_of
+from .quantized.codes import rows_of
 
 CANDIDATES = 1 << 24  # of the queries that are searched for together, should no document be ruled out: 40 bytes each
 

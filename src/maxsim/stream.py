@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
+from .kernels.cpu_rows import norms
 from .layout import Tokens
-from .quantized.codes import owners
+from .quantized.codes import owners, rows_of
 from .quantized.kmeans import sample_rows
 
 BLOCK = 1 << 20  # elements of a block
@@ -88,8 +90,9 @@ class Stream:
             if mask is not None:
                 tokens = torch.where(mask.reshape(-1)[low:high, None], tokens, 0.0)
             if self.normalize:
-                wide = tokens.double()
-                tokens = wide / wide.norm(dim=1, keepdim=True).clamp_min(1e-12)
+                # by the norms that scores divide by, which overflow and vanish where float32's squares do
+                single = tokens if tokens.dtype == torch.float64 else tokens.float()
+                tokens = tokens.double() / norms(single).double()
             yield Block(low, high, tokens, owner)
 
     def sample(self, most: int, seed: int) -> Tensor:
@@ -129,6 +132,16 @@ class Stream:
             f"column {column}"
         )
 
+    def sums(self, rows: Tensor) -> Tensor:
+        """Of each item's rows, floats `[rows]` → `[N]`, in one order on every run."""
+        t = self.tokens
+        if t.starts is None:
+            return rows.view(t.count, t.max_length).sum(1)
+        if not len(rows):
+            return rows.new_zeros(t.count)
+        every = torch.arange(len(rows), device=self.device)
+        return embedding_bag(every, rows[:, None], t.starts, mode="sum")[:, 0]
+
     def of_documents(self, rows: Tensor) -> Tensor:
         """The largest of each document's rows, values >= 0 `[rows]` → `[N]`, 0 without rows."""
         out = rows.new_zeros(self.tokens.count)
@@ -152,10 +165,3 @@ def _packed(tokens: Tokens) -> Tokens:
     return dataclasses.replace(
         tokens, data=tokens.data[rows], starts=after - (ends - starts), ends=after, consecutive=True, mask=mask
     )
-
-
-def rows_of(starts: Tensor, ends: Tensor) -> Tensor:
-    """The rows of ragged items, in their order, int64."""
-    lengths = ends - starts
-    before = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum()), device=starts.device) + (starts - before).repeat_interleave(lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -35,6 +36,16 @@ def or_host(name: str, ours: Callable[[], Tensor], host: Callable[[], Tensor]) -
         return scores
     left_to_host(name, reason)
     return host()
+
+
+def of_host(module: str, name: str) -> Callable[..., Tensor]:
+    """A function of the host, which is imported when it is called."""
+
+    def call(*args: Any) -> Tensor:
+        result: Tensor = getattr(importlib.import_module(module), name)(*args)
+        return result
+
+    return call
 
 
 def as_float(value: Any) -> Tensor:

@@ -11,7 +11,6 @@ float32 beforehand: products and sums are float32 all the same.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import Any, TypeAlias
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from ..ops import score, score_pairs
 from ._switch import Handle, Seam, Switch
-from ._tokens import or_host, packed, ranges
+from ._tokens import of_host, or_host, packed, ranges
 
 Embeddings: TypeAlias = Sequence[Any] | np.ndarray | Tensor
 Host: TypeAlias = Callable[..., Tensor]
@@ -47,12 +46,12 @@ def max_sim(a: Embeddings, b: Embeddings, batch_size: int = 128) -> Tensor:
         float32 (float64 for float64) `[A, B]` on the device of `a`. Inputs on the CPU are scored on the GPU where there
         is one, documents a gigabyte at a time, as MTEB does.
     """
-    return _max_sim(_host("max_sim"), a, b, batch_size)
+    return _max_sim(of_host(_FUNCTIONS, "max_sim"), a, b, batch_size)
 
 
 def pairwise_max_sim(queries_embeddings: Embeddings, documents_embeddings: Embeddings) -> Tensor:
     """Query i with document i, as MTEB's `pairwise_max_sim`, in one launch. Nothing is padded. float32 `[N]`."""
-    return _pairwise_max_sim(_host("pairwise_max_sim"), queries_embeddings, documents_embeddings)
+    return _pairwise_max_sim(of_host(_FUNCTIONS, "pairwise_max_sim"), queries_embeddings, documents_embeddings)
 
 
 def enable() -> Handle:
@@ -176,16 +175,6 @@ def _padded(queries: list[int], documents: list[int]) -> list[bool]:
         for index in group:
             padded[index] = documents[index] < longest
     return padded
-
-
-def _host(name: str) -> Host:
-    """A function of MTEB, which is imported when it is called."""
-
-    def call(*args: Any) -> Tensor:
-        result: Tensor = getattr(importlib.import_module(_FUNCTIONS), name)(*args)
-        return result
-
-    return call
 
 
 _SEAMS = [

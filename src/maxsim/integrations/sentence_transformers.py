@@ -17,7 +17,6 @@ half-precision tokens are not rounded before they are compared and added up; and
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from ..ops import score, score_pairs
 from ._switch import Handle, Seam, Switch
-from ._tokens import Side, as_float, device_of, fit, mask_of, or_host, side
+from ._tokens import Side, as_float, device_of, fit, mask_of, of_host, or_host, side
 
 Embeddings: TypeAlias = list[Any] | np.ndarray | Tensor
 Host: TypeAlias = Callable[..., Tensor]
@@ -61,7 +60,7 @@ def colbert_scores(
     Returns:
         float32 `[Q, G * N]`, document n of group g in column g * N + n.
     """
-    host = _host(_COLBERT, "colbert_scores")
+    host = of_host(_COLBERT, "colbert_scores")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
     return _colbert(host, *args)
 
@@ -79,7 +78,7 @@ def kd_scores(
 
     Arguments as for `colbert_scores`, one group of documents a query. Returns float32 `[Q, N]`.
     """
-    host = _host(_COLBERT, "colbert_kd_scores")
+    host = of_host(_COLBERT, "colbert_kd_scores")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
     return _kd(host, *args)
 
@@ -97,7 +96,7 @@ def pairwise_scores(
     Arguments as for `colbert_scores`, but documents `[Q, d_tokens, dim]` (masks `[Q, d_tokens]`), or lists of
     `[L_i, dim]` on either side. Returns float32 `[Q]`.
     """
-    host = _host(_COLBERT, "colbert_scores_pairwise")
+    host = of_host(_COLBERT, "colbert_scores_pairwise")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
     return _pairwise(host, *args)
 
@@ -125,7 +124,7 @@ def maxsim(
     Returns:
         float32 `[A, B]` on the documents' device.
     """
-    return _maxsim(_host(_SIMILARITY, "maxsim"), a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+    return _maxsim(of_host(_SIMILARITY, "maxsim"), a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
 
 
 def maxsim_pairwise(
@@ -139,7 +138,7 @@ def maxsim_pairwise(
 ) -> Tensor:
     """Query i of `a` with document i of `b`, as the host's `maxsim_pairwise`. Arguments as for `maxsim`; float32
     `[A]`."""
-    host = _host(_SIMILARITY, "maxsim_pairwise")
+    host = of_host(_SIMILARITY, "maxsim_pairwise")
     return _maxsim_pairwise(host, a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
 
 
@@ -303,16 +302,6 @@ def _scored(form: Host, queries: Side, documents: Side, where: torch.device) -> 
     scores = form(query_tokens, document_tokens, query_mask=query_keep, document_mask=keep).float()
     empty = documents.empty()
     return scores if empty is None else scores.masked_fill(empty.to(scores.device), EMPTY_DOCUMENT)
-
-
-def _host(module: str, name: str) -> Host:
-    """A function of the host, which is imported when it is called."""
-
-    def call(*args: Any) -> Tensor:
-        result: Tensor = getattr(importlib.import_module(module), name)(*args)
-        return result
-
-    return call
 
 
 _SIX = ("queries_embeddings", "documents_embeddings", "queries_mask", "documents_mask", "chunk_elements")

@@ -117,11 +117,9 @@ def hopper_scores(
     stages: tuple[int | bool, ...] = (config.stages if paired else unpaired,)
     if native:
         stages += (split, q.aligned)
-    else:
-        stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
-    if native:
         run = _hopper_wide_kernel if wide else _hopper_scores_kernel
     else:
+        stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
         run = _hopper_wide_float32_kernel if wide else _hopper_float32_kernel
     programs = (processors, 1, 1)
     for first in range(0, d.count, step):

@@ -125,3 +125,10 @@ def owners(low: int, high: int, ends: Tensor) -> Tensor:
     """The documents of rows low to high, int64, where documents that end at `ends` follow one another."""
     rows = torch.arange(low, high, device=ends.device, dtype=ends.dtype)
     return torch.searchsorted(ends, rows, right=True)
+
+
+def rows_of(starts: Tensor, ends: Tensor) -> Tensor:
+    """The rows of ragged items, in their order, int64."""
+    lengths = ends - starts
+    before = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum()), device=starts.device) + (starts - before).repeat_interleave(lengths)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..packed import Packed, numbers
-from .codes import Codes, owners
+from .codes import Codes, owners, rows_of
 
 BLOCK = 1 << 14  # rows decoded at a time
 
@@ -170,26 +170,16 @@ class Quantized:
         """Without rows that belong to no document: itself, or selected documents copied one after another."""
         if self.starts is None or self.ends is None or self.consecutive:
             return self
-        rows, offsets = self._rows()
+        rows, ends = rows_of(self.starts, self.ends), (self.ends - self.starts).cumsum(0)
         codes = self.codes.view(torch.uint8)[rows].view(self.codes.dtype)  # fp8 too, which not every PyTorch can index
         return self._with(
             codes=codes,
             parameters=self.parameters.rows(rows),
-            starts=offsets[:-1],
-            ends=offsets[1:],
+            starts=ends - (self.ends - self.starts),
+            ends=ends,
             consecutive=True,
             mask=None if self.mask is None else self.mask[rows],
         )
-
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """The rows of ragged documents in order, and the offsets they have then."""
-        assert self.starts is not None
-        assert self.ends is not None
-        lengths = self.ends - self.starts
-        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        total = int(offsets[-1])
-        shift = (self.starts - offsets[:-1]).repeat_interleave(lengths, output_size=total)
-        return torch.arange(total, device=self.codes.device) + shift, offsets
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:
         """What the codes stand for: `[N, L, D]` for padded documents, else `Packed` (of selected documents those).
