@@ -112,7 +112,7 @@ def test_long_rows_in_pieces(columns, monkeypatch, short_lists):
         winners[document, columns // 20 :] = token
     winners[1, columns // 2] = -1
     grad = integers(4, 1, 3, bound=1, device=DEVICE)
-    found = gradients.gradients(side_of(q), side_of(d), winners, grad, None, 0, False, True, True)
+    found = gradients.gradients(side_of(q), side_of(d), winners, grad, None, 0, False, True, True, q.dtype)
     gradients._plans.clear()
     for one, wanted in zip(found, plain(q, d, winners, grad), strict=True):
         assert torch.equal(one.double().cpu(), wanted)
@@ -153,7 +153,7 @@ def test_pairs_of_one_document(LQ, longest, ragged, monkeypatch, short_lists):
         term = grad[live, None].double()
         of_d.index_add_(0, row[live, i], q.double().cpu()[pairs[live, 0], i] * term)
         of_q[:, i].index_add_(0, pairs[live, 0], d.double().cpu()[row[live, i]] * term)
-    arguments = winners.to(DEVICE), grad.to(DEVICE), pairs.to(DEVICE), 0, False, True, True
+    arguments = winners.to(DEVICE), grad.to(DEVICE), pairs.to(DEVICE), 0, False, True, True, q.dtype
     found = gradients.gradients(side_of(q), side_of(documents), *arguments)
     again = gradients.gradients(side_of(q), side_of(documents), *arguments)
     gradients._plans.clear()
@@ -173,14 +173,16 @@ def test_one_rounding_and_the_same_bits(dtype):
     d = torch.randn(3, 1000, 128, generator=generator, device="cuda").to(dtype)
     winners = table(3, 70 * 1024, [1000] * 3)
     grad = torch.randn(70, 3, generator=generator, device="cuda")
-    found = gradients.gradients(side_of(q), side_of(d), winners, grad, None, 0, False, True, True)
-    again = gradients.gradients(side_of(q), side_of(d), winners, grad, None, 0, False, True, True)
+    found = gradients.gradients(side_of(q), side_of(d), winners, grad, None, 0, False, True, True, q.dtype)
+    again = gradients.gradients(side_of(q), side_of(d), winners, grad, None, 0, False, True, True, q.dtype)
     rounding = torch.finfo(dtype).eps / 2
     for one, other, wanted in zip(found, again, plain(q, d, winners, grad), strict=True):
         assert torch.equal(one, other)
         error = (one.double().cpu() - wanted).abs()
         assert bool((error <= rounding * wanted.abs() + 3e-5 * wanted.abs().max()).all())
-    alone = gradients.gradients(side_of(q), side_of(d[1:2]), winners[1:2], grad[:, 1:2], None, 0, False, False, True)
+    alone = gradients.gradients(
+        side_of(q), side_of(d[1:2]), winners[1:2], grad[:, 1:2], None, 0, False, False, True, d.dtype
+    )
     assert torch.equal(alone[1], found[1][1:2])
 
 
@@ -216,7 +218,7 @@ def test_workspace(form):
     sides = side(problem.queries), side(problem.documents)
     tensors = [pairs, *(each for x in sides for each in (x.data, x.starts, x.ends))]
     given = gradients._Inputs(table, grad, *tensors, None, None, pairs, pairs)
-    steps = gradients._Backward(*sides, given, problem.per_query, False, (True, True)).steps
+    steps = gradients._Backward(*sides, given, problem.per_query, False, (True, True), sides[0].data.dtype).steps
     allowed = 4 * rows * columns if pairs is not None else min(4 * rows * columns, gradients.CHUNK_BYTES)
     tokens = 4 * ND * LD * (2 if form in ("packed", "unknown") else 1)
     assert steps.bytes <= allowed + tokens + (1 << 16)

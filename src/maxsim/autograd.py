@@ -55,24 +55,27 @@ def _empty(problem: Problem) -> Scored:
 
 
 def gradients(
-    problem: Problem, winners: Tensor, grad: Tensor, backend: str | None, needed: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backend's backward, outside autocast; without winners the gradients asked for are zero."""
+    problem: Problem, winners: Tensor, grad: Tensor, backend: str | None, needed: tuple[bool, bool],
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """The backend's backward, outside autocast; without winners the gradients asked for are zero. dtype: None is that
+    of the tokens; `Problem.result_dtype` leaves sums unrounded."""
     refuse_batches(grad)
-    return _backward(problem, winners, grad, select(problem, backend), needed)
+    return _backward(problem, winners, grad, select(problem, backend), needed, dtype)
 
 
 def _backward(
-    problem: Problem, winners: Tensor, grad: Tensor, module: Backend, needed: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
+    problem: Problem, winners: Tensor, grad: Tensor, module: Backend, needed: tuple[bool, bool],
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     if winners.numel() == 0:
         need_queries, need_documents = needed
         return (
-            torch.zeros_like(problem.queries.data) if need_queries else None,
-            torch.zeros_like(problem.documents.data) if need_documents else None,
+            torch.zeros_like(problem.queries.data, dtype=dtype) if need_queries else None,
+            torch.zeros_like(problem.documents.data, dtype=dtype) if need_documents else None,
         )
     with _no_autocast(problem.device.type):
-        return module.backward(problem, winners, grad, *needed)
+        return module.backward(problem, winners, grad, *needed, dtype or problem.dtype)
 
 
 def _places(problem: Problem) -> list[Tensor]:

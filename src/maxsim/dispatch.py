@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from .errors import UnsupportedError
@@ -31,9 +32,11 @@ class Backend(Protocol):
         summed."""
 
     def backward(
-        self, problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients with the shape and dtype of the problem's data, from the winners alone."""
+        self, problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+        """Gradients with the shape of the problem's data, from the winners alone. dtype: of the data, or the sums' own,
+        `Problem.result_dtype`."""
 
 
 @cache

@@ -54,7 +54,7 @@ def again(launch: Repeatable | None, problem: Problem, out: Outputs) -> Again | 
 
 
 def backward(
-    problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
+    problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """`Backend.backward`."""
     with on_device(problem.device):
@@ -68,6 +68,7 @@ def backward(
             problem.normalize,
             need_queries,
             need_documents,
+            dtype,
         )
 
 

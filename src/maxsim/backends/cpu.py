@@ -210,15 +210,15 @@ def _ranges(length: np.ndarray, tokens: int, items: int) -> list[tuple[int, int]
 
 
 def backward(
-    problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool
+    problem: Problem, winners: Tensor, grad: Tensor, need_queries: bool, need_documents: bool, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients as `Backend.backward` says, from the winners in chunks whose size depends on their shape alone."""
     with torch.no_grad():
         q, d = _Side(problem.queries, problem), _Side(problem.documents, problem)
         # where items cannot overlap, each document is in one row of winners, unless pairs repeat it
         separate = not problem.documents.ragged or problem.documents.consecutive
-        sums_q = Sums(q.rows, once=False) if need_queries else None
-        sums_d = Sums(d.rows, once=problem.pairs is None and separate) if need_documents else None
+        sums_q = Sums(q.rows, dtype, once=False) if need_queries else None
+        sums_d = Sums(d.rows, dtype, once=problem.pairs is None and separate) if need_documents else None
         step = max(1, ENTRIES // max(1, winners.shape[1]))
         for low in range(0, len(winners), step):
             part = winners[low : low + step].numpy()

@@ -80,8 +80,8 @@ def score(
             GPUs); None is the default group. Without an initialised one, and in a group of one, this is
             `maxsim.score`.
         method: "gather": each rank holds the documents of all from the forward to the backward, scores them in one
-            launch, and adds up gradients in one exchange (the documents of all and, in the backward, two or three times
-            their float32 gradients). "ring": documents are passed from rank to rank while others are scored, and
+            launch, and adds up gradients in one exchange (the documents of all and, in the backward, twice their
+            float32 gradients). "ring": documents are passed from rank to rank while others are scored, and
             again in the backward, followed by their gradients: a rank never holds more than its own documents and two
             ranks' more (in the backward also three float32 gradients of a rank's documents), and keeps only the
             winners, 2 bytes a query token and document.

@@ -76,8 +76,8 @@ def exchanged(talk: Talk, facts: Sequence[Sequence[int]], problem: Problem) -> l
     return blocks
 
 
-def merged(blocks: Sequence[Block], device: torch.device) -> tuple[Block, list[Block]]:
-    """One block of all documents, whose rows are all rows in rank order, and the blocks in a form like its own."""
+def merged(blocks: Sequence[Block], device: torch.device) -> Block:
+    """One block of all documents, whose rows are all rows in rank order."""
     held = [block for block in blocks if block.count or block.rows]
     lengths = {block.length for block in held}
     count, rows, width = sum(block.count for block in blocks), sum(block.rows for block in blocks), blocks[0].width
@@ -101,4 +101,4 @@ def merged(blocks: Sequence[Block], device: torch.device) -> tuple[Block, list[B
             ]
         )
     consecutive = length < 0 and all(block.consecutive for block in blocks)
-    return Block(count, rows, width, length, longest, consecutive, starts, ends, mask), list(blocks)
+    return Block(count, rows, width, length, longest, consecutive, starts, ends, mask)

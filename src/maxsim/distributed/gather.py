@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ class Gather:
 
     def __init__(self, talk: Talk, shares: Shares, blocks: Sequence[Block], device: torch.device):
         self.talk, self.shares = talk, shares
-        self.whole, self.blocks = merged(blocks, device)
+        self.whole = merged(blocks, device)
         self.sizes = [block.rows * block.width for block in blocks]
 
     def forward(self, queries: Tensor, own: Tensor, winners: bool) -> tuple[Tensor, list[Tensor]]:
@@ -38,13 +37,18 @@ class Gather:
         rows, winners = kept
         owners = [bool(need) for _, need in self.talk.agree(Step.BACKWARD, needed)]
         sizes = [size * need for size, need in zip(self.sizes, owners, strict=True)]
-        of_queries, mine = None, sizes[self.talk.rank]
+        mine = sizes[self.talk.rank]
         with self.talk.together(Step.GRADIENTS):
-            if needed[0]:
-                of_queries, _ = self.shares.gradients(queries, self.whole, rows, winners, grad, (True, False))
-            sent = rows.new_empty(sum(sizes), dtype=self.shares.wide)
+            of_queries, of_rows = self.shares.gradients(
+                queries, self.whole, rows, winners, grad, (needed[0], any(sizes))
+            )
+            if of_queries is not None:
+                of_queries = of_queries.to(queries.dtype)
+            sent = rows.new_empty(0, dtype=self.shares.wide) if of_rows is None else of_rows.view(-1)
+            if sum(sizes) < sent.numel():
+                parts = torch.split(sent, self.sizes)
+                sent = torch.cat([part for part, need in zip(parts, owners, strict=True) if need])
             came = rows.new_empty(self.talk.size, mine, dtype=self.shares.wide)
-            self._add_up(torch.split(sent, sizes), queries, rows, winners, grad)
         if sent.numel():
             self.talk.scatter(sent, sizes, came)
         if not needed[1]:
@@ -54,17 +58,3 @@ class Gather:
         for step in range(1, self.talk.size):
             total += came[(self.talk.rank + step) % self.talk.size]
         return of_queries, total.to(own.dtype)
-
-    def _add_up(self, parts: Sequence[Tensor], queries: Tensor, rows: Tensor, winners: Tensor, grad: Tensor) -> None:
-        """What this rank's scores add to the gradient of each rank's documents."""
-        wide = self.shares.wide
-        queries = queries.to(wide)
-        ends = list(accumulate(block.count for block in self.blocks))
-        for part, block, share, end in zip(parts, self.blocks, torch.split(rows, self.sizes), ends, strict=True):
-            if part.numel():
-                at = slice(end - block.count, end)
-                _, found = self.shares.gradients(
-                    queries, block, share.to(wide), winners[at], grad[:, at], (False, True)
-                )
-                assert found is not None
-                part.copy_(found.view(-1))

@@ -73,7 +73,6 @@ class Ring:
             rooms = self._rooms(own)
             sums = [own.new_empty(max(sizes), dtype=wide) for _ in range(2)]
             of_queries = torch.zeros(queries.shape, dtype=wide, device=queries.device) if needed[0] else None
-            wide_queries = queries.to(wide)
         failure: Exception | None = None
         gradient: Shift | None = None
         rows, total = own, sums[1][: sizes[self.talk.rank]].zero_()
@@ -84,9 +83,9 @@ class Ring:
             if failure is None:
                 try:
                     more = self.shares.gradients(
-                        wide_queries,
+                        queries,
                         self.blocks[owner],
-                        rows.to(wide),
+                        rows,
                         kept[step],
                         grad[:, self._columns(owner)],
                         (needed[0], owners[owner]),

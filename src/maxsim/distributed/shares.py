@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from .. import autograd
-from ..dispatch import select
-from ..errors import UnsupportedError
 from ..layout import Problem
 from ..result import Scored
 from .blocks import Block
@@ -34,17 +32,9 @@ class Shares:
     def gradients(
         self, queries: Tensor, block: Block, rows: Tensor, winners: Tensor, grad: Tensor, needed: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """In the dtype of the tokens given, `queries` and flat `rows`."""
+        """Not rounded."""
         problem = self._with(queries, block, rows)
-        return autograd.gradients(problem, winners, grad, self._able(problem), needed)
+        return autograd.gradients(problem, winners, grad, self.backend, needed, self.wide)
 
     def _with(self, queries: Tensor, block: Block, rows: Tensor) -> Problem:
         return replace(self.problem, queries=replace(self.problem.queries, data=queries), documents=block.tokens(rows))
-
-    def _able(self, problem: Problem) -> str | None:
-        """The backend asked for, unless it serves half precision only."""
-        try:
-            select(problem, self.backend)
-        except UnsupportedError:
-            return None
-        return self.backend

@@ -17,13 +17,13 @@ from .cpu_rows import Rows, norms
 
 
 class Sums:
-    """The gradient of `source`'s rows. `once`: no row is named by two calls of `add`, so nothing but the result is
-    held."""
+    """The gradient of `source`'s rows, in a dtype. `once`: no row is named by two calls of `add`, so nothing but the
+    result is held."""
 
-    def __init__(self, source: Rows, once: bool):
-        self.source, self.once = source, once
-        dtype = source.data.dtype if once else source.dtype
-        self.total = torch.zeros(source.count, source.width, dtype=dtype, device="cpu")
+    def __init__(self, source: Rows, dtype: torch.dtype, once: bool):
+        self.source, self.dtype, self.once = source, dtype, once
+        held = dtype if once else source.dtype
+        self.total = torch.zeros(source.count, source.width, dtype=held, device="cpu")
         self.named = torch.zeros(0 if once else source.count, dtype=torch.bool, device="cpu")
 
     def add(self, rows: np.ndarray, weights: Tensor, table: Tensor, which: np.ndarray, rising: bool) -> None:
@@ -51,11 +51,11 @@ class Sums:
             self.named[at] = True
 
     def result(self) -> Tensor:
-        """`[rows, D]` in the dtype of the source."""
+        """`[rows, D]`."""
         if self.source.normalize and not self.once:
             for rows in self.named.nonzero()[:, 0].split(1 << 13):
                 self.total[rows] = self._of_data(self.total[rows], rows.numpy())
-        return self.total.to(self.source.data.dtype)
+        return self.total.to(self.dtype)
 
     def _of_data(self, sums: Tensor, rows: np.ndarray) -> Tensor:
         """Through the norm: gradients of unit vectors `[n, D]` → of the rows they were made from."""

@@ -92,9 +92,12 @@ class _Inputs(NamedTuple):
 class _Backward:
     """The steps of `gradients`, from sizes alone."""
 
-    def __init__(self, q: Side, d: Side, tensors: _Inputs, per_query: int, normalize: bool, needed: tuple[bool, bool]):
+    def __init__(
+        self, q: Side, d: Side, tensors: _Inputs, per_query: int, normalize: bool, needed: tuple[bool, bool],
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
         of = [side.data for side, need in zip((q, d), needed, strict=True) if need]
-        self.steps = Steps(len(tensors), [(each.shape, each.dtype) for each in of])
+        self.steps = Steps(len(tensors), [(each.shape, dtype) for each in of])
         self.at = _Inputs(*(None if each is None else Slot(i) for i, each in enumerate(tensors)))
         self.q = q._replace(data=self.at.q, starts=self.at.q_starts, ends=self.at.q_ends)
         self.d = d._replace(data=self.at.d, starts=self.at.d_starts, ends=self.at.d_ends)
@@ -204,9 +207,9 @@ def gradients(
     normalize: bool,
     need_queries: bool,
     need_documents: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of both sides, contiguous, in the shape and dtype of their data, from winners `[ND, TQ]` (grid) or `[P,
-    LQ]`.
+    """Gradients of both sides, contiguous, in the shape of their data, from winners `[ND, TQ]` (grid) or `[P, LQ]`.
 
     grad: upstream, `[NQ, ND]` or `[P]`, any strides.
     """
@@ -224,11 +227,11 @@ def gradients(
                 tensors = tensors._replace(d_order=order[0], d_ends_of_order=order[1])
     key = (
         *_kind(q), *_kind(d), winners.shape, winners.dtype, winners.data_ptr() % 16, grad.stride(), grad.dtype,
-        pairs is None, per_query, normalize, need_queries, need_documents, CHUNK_BYTES, winners.device,
+        pairs is None, per_query, normalize, need_queries, need_documents, dtype, CHUNK_BYTES, winners.device,
     )  # fmt: skip
     steps = _plans.get(key)
     if steps is None:
-        steps = _Backward(q, d, tensors, per_query, normalize, (need_queries, need_documents)).steps
+        steps = _Backward(q, d, tensors, per_query, normalize, (need_queries, need_documents), dtype).steps
         if len(_plans) >= MOST:
             _plans.clear()
         _plans[key] = steps
