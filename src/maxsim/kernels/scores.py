@@ -337,13 +337,14 @@ def scores(
 ) -> Repeatable | None:  # fmt: skip
     """Writes `out` for every query and document (`pairs` None and `per_query` 0), or for pairs.
 
-    precision: as in `similarities`; "native" for all dtypes but float32. Returns what was launched where it was for all
+    precision: as in `similarities`; "native" for all dtypes but float32. normalize: of documents that are codes, those
+    are of unit vectors already. Returns what was launched where it was for all
     at once, to be repeated on other tensors of the same shapes, strides and alignment.
     """
     grid = pairs is None and not per_query
     rows, kept = (None, None) if q.mask is None else kept_rows(q)
     if d.scales is not None:
-        q = encoded(q, d.data.dtype)
+        q, normalize = encoded(q, d.data.dtype, normalize), False
     block = min(config.BLOCK_LQ, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // config.BLOCK_LQ))
     items = d.count if pairs is None else pairs.shape[0]
