@@ -138,6 +138,13 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
         return lambda: quantised.run(kernel, quantised.case(q, quantised.codes_of(shape, code), wrap, factors), winners)
 
+    def train_codes(factors=False, code="int8", **options):
+        def call():
+            made = maxsim.quantize(tokens(4, 300, 128), code, scale="token" if factors else None, **options)
+            score(tokens(4, 32, 128).requires_grad_(), made, **options).sum().backward()
+
+        return call
+
     def follow(x):
         return maxsim.Packed(x, range(0, len(x) + 1, 40))
 
@@ -145,6 +152,8 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
     known = {
         "codes": codes("triton", tokens(1, 32, 128), (4, 300, 128), None, True),
         "codes-many": codes("triton", tokens(8, 32, 128), (240, 128), follow, winners=True),
+        "train-codes": train_codes(True),
+        "train-codes-normalize": train_codes(normalize=True),
         "codes-wide": codes("triton", tokens(1, 32, 1024), (4, 300, 1024)),
         "text": lambda: score(tokens(1, 32, 128), tokens(4, 300, 128)),
         "page": lambda: score(tokens(1, 1024, 128), tokens(4, 1024, 128)),
@@ -189,6 +198,7 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
     if capability == 90:
         known |= {
             "codes-e4m3": codes("triton", tokens(1, 32, 128), (4, 300, 128), code=e4m3),
+            "train-codes-e4m3": train_codes(code="fp8"),
             "hopper-codes": codes("hopper", tokens(1, 1024, 128), (4, 300, 128)),
             "hopper-codes-factors": codes("hopper", tokens(8, 32, 128), (240, 128), follow, True),
             "hopper-codes-matches": codes("hopper", tokens(8, 32, 128), (4, 300, 128), winners=True),

@@ -3,7 +3,7 @@
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # capability → KiB of shared memory that a block may use
 CASES = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
-    "ragged-both", "codes", "codes-many", "codes-wide",
+    "ragged-both", "codes", "codes-many", "codes-wide", "train-codes", "train-codes-normalize",
     "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
     "float32-wide", "float32-wide-high",
     "train", "train-long", "train-float32", "train-candidates", "train-wide-normalize", "train-packed", "train-views",
@@ -18,7 +18,7 @@ NEVER_SPILL = (
 HOPPER = (
     "codes-e4m3", "hopper-codes", "hopper-codes-factors", "hopper-codes-matches", "hopper-codes-e4m3",
     "hopper-codes-one-tile", "hopper-codes-wide", "hopper-codes-wider", "hopper-few-codes", "hopper-few-codes-e4m3",
-    "hopper-few-codes-matches",
+    "hopper-few-codes-matches", "train-codes-e4m3",
     "hopper", "hopper-bfloat16-wide", "hopper-unaligned", "hopper-split", "hopper-split-ragged",
     "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
     "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",

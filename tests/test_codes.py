@@ -7,7 +7,8 @@ import pytest
 import torch
 from lanes import CUDA, INTERPRETED, TRITON, interpreter_when, random
 
-from maxsim import Packed, Views
+import maxsim
+from maxsim import Packed, UnsupportedError, Views, quantize
 from maxsim.layout import Tokens
 
 if TRITON:
@@ -315,3 +316,55 @@ def test_pairs():
     some = case(q, codes, factors=True, pairs=pairs, pairwise=True)
     whole = run("triton", grid, winners=False).scores
     assert torch.equal(run("triton", some, winners=False).scores, whole[pairs[:, 0], pairs[:, 1]])
+
+
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+
+
+def agree(q: torch.Tensor, made: maxsim.Quantized, *masks: torch.Tensor | None) -> None:
+    """Hopper's kernels and the portable one, on every bit, gradients too."""
+    found = [maxsim.matches(q, made, *masks, backend=backend) for backend in ("hopper", "triton")]
+    assert torch.equal(found[0].index, found[1].index)
+    assert torch.equal(found[0].similarity, found[1].similarity)
+    scores, grads = [], []
+    for backend in ("hopper", "triton"):
+        leaf = q.clone().requires_grad_()
+        scores.append(maxsim.score(leaf, made, *masks, backend=backend))
+        assert torch.equal(scores[-1], maxsim.score(q, made, *masks, backend=backend))
+        grads.append(torch.autograd.grad(scores[-1].masked_fill(scores[-1].isinf(), 0).sum(), leaf)[0])
+    assert torch.equal(*scores)
+    assert torch.equal(*grads)
+
+
+@needs_hopper
+@pytest.mark.parametrize("codec", ["int8", "fp8"])
+@pytest.mark.parametrize("D", [48, 128, 256, 768])
+@pytest.mark.parametrize(("NQ", "LQ"), [(1, 20), (5, 32), (2, 300)])
+def test_hopper_backend(NQ, LQ, D, codec):
+    q, sizes = tokens(NQ, LQ, D), lengths(150, 200, LQ)
+    padded, ragged = tokens(141, 77, D, seed=1), packed(sizes)(tokens(sum(sizes), D, seed=2))
+    mask = (torch.rand(141, 77, generator=torch.Generator().manual_seed(0)) < 0.6).to(DEVICE)
+    for scale in ("document", "token") if codec == "int8" and D <= 256 else ("document",):
+        made = quantize(padded, codec, scale=scale)
+        agree(q, made)
+        agree(q, made, None, mask)
+        agree(q, made[3:90])  # whose factors begin anywhere
+        made = quantize(ragged, codec, scale=scale)
+        agree(q, made)
+        agree(q, made[torch.arange(0, 150, 7)])
+        if D <= 256:
+            agree(q, made[torch.arange(NQ * 9).view(NQ, 9)])
+
+
+@needs_hopper
+def test_what_hopper_refuses():
+    def refused(made: maxsim.Quantized, D: int, reason: str, **options) -> None:
+        with pytest.raises(UnsupportedError, match=reason):
+            maxsim.score(tokens(1, 20, D), made, backend="hopper", **options)
+        assert maxsim.score(tokens(1, 20, D), made, **options).isfinite().all()
+
+    d = tokens(9, 20, 320)
+    refused(quantize(d, scale="token"), 320, "scales of tokens of int8 codes of width 1 to 256")
+    refused(quantize(d[..., :128], "fp8", scale="token"), 128, "scales of tokens of int8")
+    refused(quantize(d[..., :100]), 100, "multiples of 16 bytes")
+    refused(quantize(d, normalize=True), 320, "does not normalise", normalize=True)

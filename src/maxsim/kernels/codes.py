@@ -76,8 +76,8 @@ def _encode_kernel(
 
 
 def encoded(q: Side, code: torch.dtype, normalize: bool = False) -> Side:
-    """Queries, or their unit vectors, as codes, laid out by slots of a table of winners, and a scale for each; masks stay where they are, for
-    positions in a query."""
+    """Queries, or their unit vectors, as codes, laid out by slots of a table of winners, and a scale for each; masks
+    stay where they are, for positions in a query."""
     D = q.data.shape[-1]
     slots = q.rows if q.consecutive else q.count * q.length
     pitch = -(-D // 16) * 16

@@ -47,8 +47,8 @@ def sum_terms(
     """Sums of the terms low to high of ROWS rows, ENTRIES at a time; and how many there were, for each lane.
 
     own: of queries the column of the table; n, doc: the item that a row belongs to; at, over, to, size: the list of a
-    document (`list_base`), `skipped` entries after its first one's. scales, factors: of documents that are codes, of unit
-    vectors where rows are normalised.
+    document (`list_base`), `skipped` entries after its first one's. scales, factors: of documents that are codes, and
+    where rows are normalised codes of unit vectors.
     """
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
