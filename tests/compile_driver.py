@@ -198,6 +198,14 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
     if capability == 90:
         known |= {
             "codes-e4m3": codes("triton", tokens(1, 32, 128), (4, 300, 128), code=e4m3),
+            "hopper-quantized": lambda: maxsim.score(
+                tokens(8, 32, 128).requires_grad_(),
+                maxsim.quantize(tokens(4, 300, 128), scale="token")[1:],
+                backend="hopper",
+            ),
+            "hopper-few-quantized": lambda: maxsim.score(
+                tokens(1, 32, 128), maxsim.quantize(packed(half), "fp8"), backend="hopper"
+            ),
             "train-codes-e4m3": train_codes(code="fp8"),
             "hopper-codes": codes("hopper", tokens(1, 1024, 128), (4, 300, 128)),
             "hopper-codes-factors": codes("hopper", tokens(8, 32, 128), (240, 128), follow, True),

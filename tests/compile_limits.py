@@ -18,7 +18,8 @@ NEVER_SPILL = (
 HOPPER = (
     "codes-e4m3", "hopper-codes", "hopper-codes-factors", "hopper-codes-matches", "hopper-codes-e4m3",
     "hopper-codes-one-tile", "hopper-codes-wide", "hopper-codes-wider", "hopper-few-codes", "hopper-few-codes-e4m3",
-    "hopper-few-codes-matches", "train-codes-e4m3",
+    "hopper-few-codes-matches", "train-codes-e4m3", "hopper-quantized",
+    "hopper-few-quantized",
     "hopper", "hopper-bfloat16-wide", "hopper-unaligned", "hopper-split", "hopper-split-ragged",
     "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
     "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",
