@@ -11,15 +11,22 @@ import maxsim
 from maxsim import Quantized, reference
 
 SCALED = ("int8", "fp8")
+CODECS = (*SCALED, "residual", "pq")
 SCALES = ("document", "token")
 LARGEST = {"int8": 127, "fp8": 448}
 BOUND = {"int8": 100, "fp8": 8}  # every integer up to it is a code
 
 
-def needs_codes(lane) -> None:
-    """Skips lanes whose backend does not serve quantised documents yet."""
-    if lane.backend != "cpu":
-        pytest.skip("serves no quantised documents yet")
+def served(lane) -> tuple[str, ...]:
+    """The codecs that a lane's backend serves."""
+    if lane.backend == "cpu":
+        return CODECS
+    return SCALED if lane.device == "cpu" or torch.cuda.get_device_capability() >= (8, 9) else SCALED[:1]
+
+
+def needs_codec(lane, codec: str) -> None:
+    if codec not in served(lane):
+        pytest.skip(f"serves no {codec} codes")
 
 
 def exact_side(seed: int, lengths: list[int], D: int, masks: str, codec: str) -> Side:
@@ -48,7 +55,7 @@ def quantised_tokens(item: np.ndarray, codec: str, scale: str) -> np.ndarray:
 
 def quantised_queries(q: torch.Tensor, codec: str = "int8") -> torch.Tensor:
     """Query tokens `[NQ, LQ, D]` as a scan takes them, float64."""
-    return torch.tensor(np.array([quantised_tokens(x, codec, "query") for x in q.double().numpy()]))
+    return torch.tensor(np.array([quantised_tokens(x, codec, "query") for x in q.double().cpu().numpy()]))
 
 
 def unit(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -133,7 +133,28 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
         return call
 
+    def codes(kernel, q, shape, wrap=None, factors=False, winners=False, code=torch.int8):
+        import quantised
+
+        return lambda: quantised.run(kernel, quantised.case(q, quantised.codes_of(shape, code), wrap, factors), winners)
+
+    def train_codes(factors=False, code="int8", **options):
+        def call():
+            made = maxsim.quantize(tokens(4, 300, 128), code, scale="token" if factors else None, **options)
+            score(tokens(4, 32, 128).requires_grad_(), made, **options).sum().backward()
+
+        return call
+
+    def follow(x):
+        return maxsim.Packed(x, range(0, len(x) + 1, 40))
+
+    e4m3 = torch.float8_e4m3fn
     known = {
+        "codes": codes("triton", tokens(1, 32, 128), (4, 300, 128), None, True),
+        "codes-many": codes("triton", tokens(8, 32, 128), (240, 128), follow, winners=True),
+        "train-codes": train_codes(True),
+        "train-codes-normalize": train_codes(normalize=True),
+        "codes-wide": codes("triton", tokens(1, 32, 1024), (4, 300, 1024)),
         "text": lambda: score(tokens(1, 32, 128), tokens(4, 300, 128)),
         "page": lambda: score(tokens(1, 1024, 128), tokens(4, 1024, 128)),
         "page-bfloat16": lambda: score(tokens(1, 1024, 128, dtype=brain), tokens(4, 1024, 128, dtype=brain)),
@@ -176,6 +197,26 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
     }
     if capability == 90:
         known |= {
+            "codes-e4m3": codes("triton", tokens(1, 32, 128), (4, 300, 128), code=e4m3),
+            "hopper-quantized": lambda: maxsim.score(
+                tokens(8, 32, 128).requires_grad_(),
+                maxsim.quantize(tokens(4, 300, 128), scale="token")[1:],
+                backend="hopper",
+            ),
+            "hopper-few-quantized": lambda: maxsim.score(
+                tokens(1, 32, 128), maxsim.quantize(packed(half), "fp8"), backend="hopper"
+            ),
+            "train-codes-e4m3": train_codes(code="fp8"),
+            "hopper-codes": codes("hopper", tokens(1, 1024, 128), (4, 300, 128)),
+            "hopper-codes-factors": codes("hopper", tokens(8, 32, 128), (240, 128), follow, True),
+            "hopper-codes-matches": codes("hopper", tokens(8, 32, 128), (4, 300, 128), winners=True),
+            "hopper-codes-e4m3": codes("hopper", tokens(8, 32, 256), (240, 256), follow, code=e4m3),
+            "hopper-codes-one-tile": codes("hopper", tokens(1, 128, 128), (4, 300, 128), None, True),
+            "hopper-codes-wide": codes("hopper", tokens(8, 32, 320), (4, 300, 320)),
+            "hopper-codes-wider": codes("hopper", tokens(8, 32, 1024), (4, 300, 1024), code=e4m3),
+            "hopper-few-codes": codes("few", tokens(1, 32, 128), (4, 300, 128), None, True),
+            "hopper-few-codes-e4m3": codes("few", tokens(1, 60, 256), (4, 300, 256), code=e4m3),
+            "hopper-few-codes-matches": codes("few", tokens(1, 32, 128), (240, 128), follow, winners=True),
             "hopper": dense(tokens(128, 32, 128), tokens(4, 300, 128)),
             "hopper-bfloat16-wide": dense(tokens(2, 300, 256, dtype=brain), tokens(4, 200, 256, dtype=brain)),
             "hopper-unaligned": dense(tokens(8, 32, 132)[..., :128], tokens(4, 300, 128)),

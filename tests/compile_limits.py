@@ -3,7 +3,7 @@
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # capability → KiB of shared memory that a block may use
 CASES = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
-    "ragged-both",
+    "ragged-both", "codes", "codes-many", "codes-wide", "train-codes", "train-codes-normalize",
     "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
     "float32-wide", "float32-wide-high",
     "train", "train-long", "train-float32", "train-candidates", "train-wide-normalize", "train-packed", "train-views",
@@ -12,10 +12,14 @@ CASES = (
 # Forward without winners at the usual widths: where a spill would show in the time (measured 2026-11-29: none).
 NEVER_SPILL = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
-    "odd",
+    "odd", "codes",
     "candidates", "float32-highest", "float32-high", "float32-medium", "train-pairs",
 )  # fmt: skip
 HOPPER = (
+    "codes-e4m3", "hopper-codes", "hopper-codes-factors", "hopper-codes-matches", "hopper-codes-e4m3",
+    "hopper-codes-one-tile", "hopper-codes-wide", "hopper-codes-wider", "hopper-few-codes", "hopper-few-codes-e4m3",
+    "hopper-few-codes-matches", "train-codes-e4m3", "hopper-quantized",
+    "hopper-few-quantized",
     "hopper", "hopper-bfloat16-wide", "hopper-unaligned", "hopper-split", "hopper-split-ragged",
     "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
     "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",
@@ -28,7 +32,8 @@ HOPPER = (
     "hopper-few-candidates", "hopper-few-candidates-ragged", "hopper-few-candidates-float32",
 )  # fmt: skip
 HOPPER_QUICK = (
-    "hopper", "hopper-split", "hopper-few-masked", "hopper-float32-high", "hopper-wide", "hopper-wide-float32",
+    "hopper", "hopper-few-codes", "hopper-split", "hopper-few-masked", "hopper-float32-high", "hopper-wide",
+    "hopper-wide-float32",
     "hopper-candidates",
 )  # fmt: skip
 # Those spill what is read once a program or at a document's end (few query rows: of float32 winners for 64 alone; many

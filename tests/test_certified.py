@@ -17,6 +17,8 @@ from test_properties import profile
 
 import maxsim
 from maxsim import Packed, Views, best, certified, certified_topk, error_bound, quantize, reference
+from maxsim.bounds import bound, query_sizes
+from maxsim.layout import make_problem
 
 INF = float("inf")
 CODECS = ("int8", "fp8", "residual", "pq")
@@ -237,3 +239,22 @@ def test_norms_that_float32_does_not_hold(codec, size):
     found = certified_topk(q, made, x, 2, normalize=True)
     assert torch.equal(found.indices, wanted.indices)
     assert torch.equal(found.scores, wanted.scores)
+
+
+def test_fp8_has_no_bound_on_a_gpu():
+    """Nor on any device but the CPU."""
+    made = quantize(random(1, 3, 4, 32), "fp8")
+    problem = make_problem(random(2, 1, 3, 32).to("meta"), made.to("meta"))
+    with pytest.raises(ValueError, match="no proven bound on a GPU"):
+        bound(query_sizes(make_problem(random(2, 1, 3, 32), made)), problem)
+
+
+@pytest.mark.gpu
+def test_scans_on_a_gpu():
+    d = unit(1, 500, 20, 64).cuda()
+    q = d[:3, :5] + 0.02 * unit(2, 3, 5, 64).cuda()
+    wanted = maxsim.topk(q, d, 5)
+    for scale in SCALES:
+        assert same(certified_topk(q, quantize(d, "int8", scale=scale), d, 5), wanted)
+    with pytest.raises(ValueError, match="no proven bound on a GPU"):
+        certified_topk(q, quantize(d, "fp8"), d, 5)

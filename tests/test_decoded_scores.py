@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("hypothesis")
 
-from codes import needs_codes, unit
+from codes import needs_codec, unit
 from forms import CANDIDATES, DOCUMENT_FORMS, NUMPY, QUERY_FORMS, build, make_side
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -92,7 +92,7 @@ def check(lane, data):
 @profile(150)
 @given(data=st.data())
 def test_any_problem(lane, data):
-    needs_codes(lane)
+    needs_codec(lane, "residual")
     check(lane, data)
 
 
@@ -100,13 +100,13 @@ def test_any_problem(lane, data):
 @profile(1000)
 @given(data=st.data())
 def test_any_problem_at_length(lane, data):
-    needs_codes(lane)
+    needs_codec(lane, "residual")
     check(lane, data)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_same_bits_in_any_batch(lane, codec):
-    needs_codes(lane)
+    needs_codec(lane, codec)
     q, d = unit(5, 4, 7, 48), [unit(100 + n, 1 + 7 * n % 40, 48) for n in range(40)]
     made = quantize(d, codec)
     found = lane.score(q, made)
@@ -124,7 +124,7 @@ def test_same_bits_in_any_batch(lane, codec):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("normalize", [False, True])
 def test_normalized(lane, codec, normalize):
-    needs_codes(lane)
+    needs_codec(lane, codec)
     q, d = random(1, 3, 6, 32), random(2, 50, 7, 32)
     made = quantize(d, codec, normalize=True)
     found = lane.score(q, made, normalize=normalize)
@@ -135,7 +135,7 @@ def test_normalized(lane, codec, normalize):
 @pytest.mark.parametrize("codec", CODECS)
 def test_queries_that_are_not_finite(lane, codec):
     """As of plain documents."""
-    needs_codes(lane)
+    needs_codec(lane, codec)
     q, d = random(3, 3, 4, 16), random(4, 5, 6, 16)
     made = quantize(d, codec)
     q[1, 2, 0], q[2, 0, 1] = float("nan"), INF
@@ -146,7 +146,7 @@ def test_queries_that_are_not_finite(lane, codec):
 
 def test_blocks_are_decoded_on_the_way(lane):
     """Never the whole corpus: what is decoded at once does not grow with it."""
-    needs_codes(lane)
+    needs_codec(lane, "residual")
     made = quantize(Packed(unit(1, 6000, 32), torch.arange(0, 6001, 60)), "residual", centroids=16)
     largest = []
     read = type(made.parameters).reader

@@ -12,11 +12,11 @@ import torch
 pytest.importorskip("hypothesis")
 
 import budget
-from codes import SCALED, SCALES, exact_side, needs_codes, quantised_queries, quantised_tokens
+from codes import SCALED, SCALES, exact_side, needs_codec, quantised_queries, quantised_tokens, served
 from forms import CANDIDATES, DOCUMENT_FORMS, NUMPY, QUERY_FORMS, build, expected, expected_grads
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from lanes import integers, random
+from lanes import CUDA, integers, random
 from test_exact import same
 from test_properties import LENGTHS, profile
 
@@ -27,25 +27,27 @@ INF = float("inf")
 
 
 @st.composite
-def problems(draw):
+def problems(draw, lane):
     """Queries and documents that the codec holds exactly, in any form."""
-    dtype = draw(st.sampled_from((torch.float16, torch.bfloat16, torch.float32)))
+    dtype = draw(st.sampled_from([each for each in lane.dtypes if each != torch.float64]))
     q_form, d_form = draw(st.sampled_from(QUERY_FORMS)), draw(st.sampled_from(DOCUMENT_FORMS))
     assume(not (dtype == torch.bfloat16 and {q_form, d_form} & set(NUMPY)))
-    codec, scale = draw(st.sampled_from(SCALED)), draw(st.sampled_from(SCALES))
+    assume(not (lane.device == "cuda" and d_form in NUMPY))
+    codec = draw(st.sampled_from([each for each in served(lane) if each in SCALED]))
+    scale = draw(st.sampled_from(SCALES))
     D, seed = draw(st.integers(1, 140)), draw(st.integers(0, 2**16))
     kinds = st.sampled_from(("none", "prefix", "left", "holes"))
     q_lengths, d_lengths = draw(LENGTHS), draw(LENGTHS)
-    q = build(q_form, exact_side(seed, q_lengths, D, draw(kinds), codec), dtype, "cpu")
+    q = build(q_form, exact_side(seed, q_lengths, D, draw(kinds), codec), dtype, lane.device)
     side = exact_side(seed + 1, d_lengths, D, draw(kinds), codec)
-    d = build(d_form, side, dtype, "cpu", copies=len(q_lengths))
+    d = build(d_form, side, dtype, lane.device, copies=len(q_lengths))
     for leaf in q.leaves:
         leaf.requires_grad_()
     return q, d, codec, scale, draw(st.sampled_from(("exclude", "zero"))), d_form in CANDIDATES
 
 
 def check(lane, data):
-    q, d, codec, scale, masked, candidates = data.draw(problems())
+    q, d, codec, scale, masked, candidates = data.draw(problems(lane))
     made = quantize(d.value(), codec, d.mask, scale=scale)
     index_of = data.draw(st.sampled_from(("as it is", "saved", "selected")))
     if index_of == "selected" and not candidates:
@@ -85,7 +87,6 @@ def check(lane, data):
 @profile(150)
 @given(data=st.data())
 def test_any_problem(lane, data):
-    needs_codes(lane)
     check(lane, data)
 
 
@@ -93,7 +94,6 @@ def test_any_problem(lane, data):
 @profile(1500)
 @given(data=st.data())
 def test_any_problem_at_length(lane, data):
-    needs_codes(lane)
     check(lane, data)
 
 
@@ -102,17 +102,21 @@ def test_any_problem_at_length(lane, data):
 @pytest.mark.dtypes(torch.float16, torch.bfloat16, torch.float32)
 def test_within_the_budget_of_the_oracle(lane, dtype, codec, scale):
     """The oracle quantises both sides itself, and multiplies in float64."""
-    needs_codes(lane)
+    needs_codec(lane, codec)
     q, d = random(1, 3, 6, 40, dtype=dtype), random(2, 9, 11, 40, dtype=dtype)
     d = d * torch.logspace(-3, 3, 9)[:, None, None].to(dtype)
-    made = quantize(d, codec, scale=scale)
+    made = quantize(d.to(lane.device), codec, scale=scale)
     exact_q = quantised_queries(q, codec)
     exact_d = torch.tensor(np.array([quantised_tokens(x, codec, scale) for x in d.double().numpy()]))
     q_mask, d_mask = torch.ones(3, 6, dtype=torch.bool), torch.ones(9, 11, dtype=torch.bool)
     truth = budget.true_scores(exact_q, exact_d, q_mask, d_mask)
     plain = budget.plain_scores(exact_q.float(), exact_d.float(), q_mask, d_mask)
+    size = budget.scores_scale(exact_q, exact_d, q_mask, d_mask)
+    if codec == "fp8" and lane.device == "cuda":  # tensor cores keep fewer bits of a sum than float32 has
+        plain = truth + 2.0**-12 * size
+    q = q.to(lane.device)
     found = lane.score(q, made)
-    budget.check(f"{codec} {scale}", found, truth, plain, budget.scores_scale(exact_q, exact_d, q_mask, d_mask))
+    budget.check(f"{codec} {scale}", found, truth, plain, size)
     assert abs(float(truth[0, 0]) - reference.score(exact_q[0].numpy(), exact_d[0].numpy())) < 1e-9
     assert torch.equal(found, lane.matches(q, made).similarity.double().sum(-1).float()) or torch.allclose(
         found, lane.matches(q, made).similarity.sum(-1), rtol=1e-5
@@ -122,8 +126,7 @@ def test_within_the_budget_of_the_oracle(lane, dtype, codec, scale):
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 127, 129, 1040, 1041, 2052, 4096])
 def test_products_of_int8_are_exact(lane, width):
     """Case 39: codes of 127, whose products pass 2^24, and one that is 126."""
-    needs_codes(lane)
-    q, d = torch.full((1, 1, width), 127.0), torch.full((2, 1, width), 127.0)
+    q, d = (torch.full((count, 1, width), 127.0, device=lane.device) for count in (1, 2))
     d[1, 0, -1] = 126
     made = quantize(d, scale=1.0)
     found = lane.score(q, made)[0]
@@ -134,7 +137,6 @@ def test_products_of_int8_are_exact(lane, width):
 
 def test_products_with_factors_are_told_apart(lane):
     """Of two integers that are one float32 number the larger wins, and equal ones go to the first token."""
-    needs_codes(lane)
 
     def codes(product: int) -> list[int]:
         """Of a token whose product with (127, …, 127, 1) that is."""
@@ -149,8 +151,8 @@ def test_products_with_factors_are_told_apart(lane):
     parameters = dataclasses.replace(
         made.parameters, factor=torch.tensor([[f for _, f in tokens]], dtype=torch.int16), scale=torch.ones(1)
     )
-    made = Quantized(torch.tensor([[codes(m) for m, _ in tokens]], dtype=torch.int8), parameters, 3)
-    q = torch.full((1, 1, 128), 127.0)
+    made = Quantized(torch.tensor([[codes(m) for m, _ in tokens]], dtype=torch.int8), parameters, 3).to(lane.device)
+    q = torch.full((1, 1, 128), 127.0, device=lane.device)
     q[..., -1] = 1
     found = lane.matches(q, made)
     assert found.index.tolist() == [[[1]]]
@@ -158,13 +160,33 @@ def test_products_with_factors_are_told_apart(lane):
     assert lane.matches(q, made, None, torch.tensor([[True, False, True]])).index.tolist() == [[[0]]]
 
 
+@pytest.mark.interpreter
+@pytest.mark.parametrize("codec", SCALED)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.dtypes(torch.float16, torch.float32)
+def test_backends_agree(lane, dtype, codec, scale):
+    """On every bit, where products are integers."""
+    needs_codec(lane, codec)
+    q, d = random(50, 3, 21, 100, dtype=dtype), [random(60 + n, 9 * n, 100, dtype=dtype) for n in range(7)]
+    made = quantize(d, codec, scale=scale)
+    wanted = maxsim.matches(q, made, backend="cpu")
+    found = lane.matches(q.to(lane.device), made.to(lane.device))
+    scores = lane.score(q.to(lane.device), made.to(lane.device)).cpu()
+    if codec == "int8":
+        assert torch.equal(found.index.cpu(), wanted.index)
+        assert torch.equal(found.similarity.cpu(), wanted.similarity)
+        assert torch.equal(scores, maxsim.score(q, made, backend="cpu"))
+    else:
+        torch.testing.assert_close(found.similarity.cpu(), wanted.similarity, rtol=2.0**-10, atol=2.0**-10)
+        torch.testing.assert_close(scores, maxsim.score(q, made, backend="cpu"), rtol=2.0**-10, atol=2.0**-10)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_wide_codes_in_any_batch(lane, scale):
-    needs_codes(lane)
-    q, d = random(3, 3, 5, 1500), random(4, 30, 9, 1500)
+    q, d = (random(3 + n, *shape, 1500, device=lane.device) for n, shape in enumerate(((3, 5), (30, 9))))
     made = quantize(d, scale=scale)
     found = lane.score(q, made)
-    back = (quantised_queries(q), made.dequantize(torch.float64))
+    back = (quantised_queries(q).to(lane.device), made.dequantize(torch.float64))
     truth = torch.einsum("qid,njd->qnij", *back).amax(-1).sum(-1)
     assert (found - truth).abs().max() / truth.abs().max() < 3e-7
     assert torch.equal(found[1:2, 7:9], lane.score(q[1], made[7:9]))
@@ -173,8 +195,9 @@ def test_wide_codes_in_any_batch(lane, scale):
 @pytest.mark.parametrize("codec", SCALED)
 @pytest.mark.parametrize("scale", SCALES)
 def test_same_bits_in_any_batch_and_layout(lane, codec, scale, monkeypatch):
-    needs_codes(lane)
-    q, d = random(5, 4, 7, 48), [random(100 + n, 1 + 7 * n % 40, 48) for n in range(40)]
+    needs_codec(lane, codec)
+    q = random(5, 4, 7, 48, device=lane.device)
+    d = [random(100 + n, 1 + 7 * n % 40, 48, device=lane.device) for n in range(40)]
     made = quantize(d, codec, scale=scale)
     found = lane.score(q, made)
     for n in (0, 17, 39):
@@ -182,11 +205,11 @@ def test_same_bits_in_any_batch_and_layout(lane, codec, scale, monkeypatch):
         assert torch.equal(lane.score(q[2], quantize(d[n], codec, scale=scale)), found[2:3, n : n + 1])
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     assert torch.equal(lane.score(q, made[order]), found[:, order])
-    padded, mask = torch.full((40, 45, 48), float("nan")), torch.zeros(40, 45, dtype=torch.bool)
+    padded, mask = lane.tensor(torch.full((40, 45, 48), float("nan"))), torch.zeros(40, 45, dtype=torch.bool)
     for n, item in enumerate(d):
         padded[n, : len(item)], mask[n, : len(item)] = item, True
     assert torch.equal(lane.score(q, quantize(padded, codec, mask, scale=scale)), found)
-    more = torch.cat([q, torch.zeros(4, 3, 48)], 1)
+    more = torch.cat([q, torch.zeros_like(q[:, :3])], 1)
     kept = torch.arange(10) < 7
     assert torch.equal(lane.score(more, made, kept.expand(4, 10)), found)
     every = torch.cartesian_prod(torch.arange(4), torch.arange(40))
@@ -199,15 +222,14 @@ def test_same_bits_in_any_batch_and_layout(lane, codec, scale, monkeypatch):
 
 
 def test_a_document_mask_leaves_out_more(lane):
-    needs_codes(lane)
-    q, d = integers(6, 2, 3, 8, bound=9), integers(7, 4, 6, 8, bound=9)
+    q, d = (integers(6 + n, *shape, 8, bound=9, device=lane.device) for n, shape in enumerate(((2, 3), (4, 6))))
     first, second = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)) < 0.7, torch.arange(6) % 3 != 1
     second = second.expand(4, 6)
     made = quantize(d, "int8", first)
     both = quantize(d, "int8", first).dequantize()
     assert torch.equal(lane.score(q, made, None, second), lane.score(q, made, None, first & second))
     assert lane.matches(q, made, None, second).index.equal(
-        lane.matches(quantised_queries(q).float(), both, None, first & second).index
+        lane.matches(quantised_queries(q).float().to(lane.device), both, None, first & second).index
     )
     items = quantize([x[: n + 1] for n, x in enumerate(d)])
     masks = [row[: n + 1] for n, row in enumerate(second)]
@@ -219,13 +241,13 @@ def test_a_document_mask_leaves_out_more(lane):
 
 @pytest.mark.parametrize("codec", SCALED)
 def test_nothing_to_score(lane, codec):
-    needs_codes(lane)
-    q = random(8, 2, 3, 8)
-    assert lane.score(q, quantize(torch.empty(0, 4, 8), codec)).shape == (2, 0)
-    assert lane.score(q, quantize(torch.empty(3, 0, 8), codec)).tolist() == [[-INF] * 3] * 2
-    assert lane.score(q[:0], quantize(random(9, 3, 2, 8), codec)).shape == (0, 3)
-    assert lane.score([], quantize(random(9, 3, 2, 8), codec)).shape == (0, 3)
-    assert lane.score(q[:, :0], quantize(random(9, 3, 2, 8), codec)).tolist() == [[0] * 3] * 2
+    needs_codec(lane, codec)
+    q, some = random(8, 2, 3, 8, device=lane.device), random(9, 3, 2, 8, device=lane.device)
+    assert lane.score(q, quantize(some[:0], codec)).shape == (2, 0)
+    assert lane.score(q, quantize(some[:, :0], codec)).tolist() == [[-INF] * 3] * 2
+    assert lane.score(q[:0], quantize(some, codec)).shape == (0, 3)
+    assert lane.score([], quantize(some, codec)).shape == (0, 3)
+    assert lane.score(q[:, :0], quantize(some, codec)).tolist() == [[0] * 3] * 2
     for scale in SCALES:
         made = quantize([q[0], q[0][:0], q[0][:0]], codec, scale=scale)
         assert lane.score(q, made)[:, 1:].tolist() == [[-INF] * 2] * 2
@@ -239,8 +261,8 @@ def test_nothing_to_score(lane, codec):
 @pytest.mark.parametrize("value", [float("nan"), INF])
 def test_queries_that_are_not_finite(lane, codec, value):
     """The scores that the token takes part in are NaN, and no others."""
-    needs_codes(lane)
-    q, d = random(10, 3, 4, 8), [random(11, 5, 8), random(12, 0, 8)]
+    needs_codec(lane, codec)
+    q, d = random(10, 3, 4, 8, device=lane.device), [random(11 + n, 5 - 5 * n, 8, device=lane.device) for n in (0, 1)]
     made = quantize(d, codec)
     clean = lane.score(q, made)
     q[1, 2, 3] = value
@@ -259,10 +281,10 @@ def test_queries_that_are_not_finite(lane, codec, value):
 @pytest.mark.dtypes(torch.float16, torch.float32)
 def test_gradients_of_queries(lane, dtype, codec, scale, normalize):
     """Those of the dequantised documents at the winners of the codes, in any form of call."""
-    needs_codes(lane)
-    d = [random(20 + n, 3 + n, 24, dtype=dtype) for n in range(5)]
+    needs_codec(lane, codec)
+    d = [random(20 + n, 3 + n, 24, dtype=dtype, device=lane.device) for n in range(5)]
     made = quantize(d, codec, normalize=normalize, scale=scale)
-    q = random(13, 3, 6, 24, dtype=dtype).requires_grad_()
+    q = random(13, 3, 6, 24, dtype=dtype, device=lane.device).requires_grad_()
     lane.score(q, made, normalize=normalize).pow(2).sum().backward()
     winners = lane.matches(q, made, normalize=normalize).index
     exact = made.dequantize(torch.float64)
@@ -287,8 +309,7 @@ def test_gradients_of_queries(lane, dtype, codec, scale, normalize):
 
 
 def test_refused_calls(lane, monkeypatch):
-    needs_codes(lane)
-    q, d = random(14, 2, 3, 8), random(15, 4, 5, 8)
+    q, d = random(14, 2, 3, 8, device=lane.device), random(15, 4, 5, 8, device=lane.device)
     made = quantize(d)
     with pytest.raises(TypeError, match="queries must be tokens, got Quantized"):
         maxsim.score(made, d)
@@ -302,40 +323,41 @@ def test_refused_calls(lane, monkeypatch):
         maxsim.topk(q, made[torch.zeros(2, 1, dtype=torch.long)], 1)
     with pytest.raises(ValueError, match="one list of documents for each of 2"):
         maxsim.score(q, made[torch.zeros(3, 1, dtype=torch.long)])
-    assert maxsim.backend_for(q, made) == "cpu"
+    assert maxsim.backend_for(q, made) == lane.backend
 
 
 @pytest.mark.needs_triton
-@pytest.mark.parametrize("backend", ["triton", "hopper"])
-def test_gpu_backends_say_why_not(backend):
-    with (
-        pytest.raises(UnsupportedError, match=r"quantised documents \(int8\)")
-        if backend == "triton"
-        else (pytest.raises(UnsupportedError))
-    ):
-        maxsim.score(random(1, 2, 3, 8), quantize(random(2, 4, 5, 8)), backend=backend)
+@pytest.mark.parametrize("codec", ["residual", "pq"])
+def test_codecs_that_a_gpu_does_not_serve(codec):
+    device = "cuda" if CUDA else "cpu"
+    made = quantize(random(2, 4, 5, 32, device=device), codec)
+    for backend in ("triton", "hopper") if CUDA else ("triton",):
+        with pytest.raises(UnsupportedError, match=f"int8, fp8.*, not {codec}"):
+            maxsim.score(random(1, 2, 3, 32, device=device), made, backend=backend)
 
 
 @pytest.mark.parametrize("options", [{}, {"scale": "token"}, {"codec": "residual"}, {"codec": "pq", "parts": 4}])
-def test_compiled(options):
+def test_compiled(lane, options):
     """Without a break, gradients too."""
+    needs_codec(lane, options.get("codec", "int8"))
     torch.compiler.reset()
-    for d in (random(2, 4, 5, 8), Packed(random(2, 20, 8), torch.tensor([0, 3, 3, 20]))):
+    offsets = torch.tensor([0, 3, 3, 20], device=lane.device)
+    for d in (random(2, 4, 5, 8, device=lane.device), Packed(random(2, 20, 8, device=lane.device), offsets)):
         made = quantize(d, **options)
 
         @torch.compile(fullgraph=True, backend="aot_eager")
         def compiled(q, made=made):
-            return maxsim.score(q, made) * 2, maxsim.matches(q, made).index, maxsim.topk(q, made, 2).scores
+            return lane.score(q, made) * 2, lane.matches(q, made).index, lane.topk(q, made, 2).scores
 
-        q = random(1, 2, 3, 8).requires_grad_()
+        q = random(1, 2, 3, 8, device=lane.device).requires_grad_()
         found = compiled(q)
         found[0].sum().backward()
         plain = q.detach().clone().requires_grad_()
-        scores = maxsim.score(plain, made)
+        scores = lane.score(plain, made)
         (scores * 2).sum().backward()
         assert torch.equal(found[0], scores * 2)
-        assert torch.equal(found[1], maxsim.matches(q, made).index)
-        assert torch.equal(found[2], maxsim.topk(q, made, 2).scores)
+        assert torch.equal(found[1], lane.matches(q, made).index)
+        assert torch.equal(found[2], lane.topk(q, made, 2).scores)
         assert torch.equal(q.grad, plain.grad)
 
 

@@ -37,7 +37,8 @@ def error_bound(
         float64 `[NQ, ND]` (candidates: `[NQ, K]`), infinite where a query token is not finite.
 
     Raises:
-        as `score`; ValueError also for documents whose tokens were never seen, read from an index of another library.
+        as `score`; ValueError also for documents whose tokens were never seen, read from an index of another library,
+        and for `fp8` codes on a GPU, whose tensor cores add up with an error that is not known.
     """
     if not isinstance(documents, Quantized):
         raise TypeError(f"documents must be Quantized, got {type(documents).__name__}")
@@ -77,11 +78,16 @@ def bound(q: QuerySizes, problem: Problem, where: torch.device | None = None) ->
     documents that were quantised, if another one.
 
     Raises:
-        ValueError: codes whose documents were never seen.
+        ValueError: codes whose documents were never seen, or that a GPU multiplies with an error that is not known.
     """
     codes, dtype, device = problem.documents.codes, problem.dtype, problem.device
     if codes is None or codes.radius is None or codes.norm is None:
         raise ValueError("these codes have no bound: the documents they were made of were never seen here")
+    if codes.codec == "fp8" and device.type != "cpu":  # how tensor cores cut sums of e4m3 off is written nowhere
+        raise ValueError(
+            "fp8 codes have no proven bound on a GPU, whose tensor cores keep about 14 bits of a sum: "
+            "take int8 codes, or documents.to('cpu')"
+        )
     r, h = codes.radius.double(), codes.norm.double()
     if problem.per_query:
         r, h = r.view(-1, problem.per_query), h.view(-1, problem.per_query)

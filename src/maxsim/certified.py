@@ -56,8 +56,8 @@ def certified_topk(
 
     Raises:
         as `topk`; TypeError, ValueError also for `exact` that cannot be what was quantised: another number, width,
-        lengths or dtype, or scores that are further apart than the bound; and for codes without a bound. Documents of
-        float64 are never served: cast them before `quantize`.
+        lengths or dtype, or scores that are further apart than the bound; and for codes without a bound (`fp8` on a GPU
+        too). Documents of float64 are never served: cast them before `quantize`.
     """
     k = check_k(k)
     if not isinstance(documents, Quantized):
@@ -151,7 +151,8 @@ def _candidates(scan: Problem, k: int, where: torch.device) -> Candidates:
     for low in range(0, ND, step):
         high = min(low + step, ND)
         part = dataclasses.replace(scan, documents=scan.documents.slice(low, high))
-        score, most = run(part, None).scores.double(), bound(sizes, part, where)
+        most = bound(sizes, part, where)
+        score = run(part, None).scores.double()
         most = most.masked_fill(~score.isfinite(), float("inf"))  # nothing is known of it
         may = torch.ones(NQ, high - low, dtype=torch.bool, device=scan.device)
         if empty is not None:

@@ -15,7 +15,25 @@ from .kernels.sides import Side
 from .layout import Problem, Tokens
 from .result import Again
 
+MOST_WIDTH = (2**31 - 1) // 127**2  # of int8 codes, whose products are sums in int32
 MOST_TOKENS = 2**31 - 1025  # of one item: positions in it are 32-bit numbers, and a tile may go beyond the last
+
+
+def codes_unsupported(documents: Tokens) -> list[str]:
+    """Why no kernel serves quantised documents."""
+    codes = documents.codes
+    if codes is None:
+        return []
+    if not codes.scaled:
+        return [f"serves quantised documents of codes that multiply codes (int8, fp8), not {codes.codec}"]
+    why = []
+    if codes.codec == "int8" and codes.width > MOST_WIDTH:
+        why.append(f"serves int8 codes of width 1 to {MOST_WIDTH}, not {codes.width}")
+    if codes.factor is not None and not documents.ragged:
+        item, row, _ = documents.data.stride()
+        if row <= 0 or (documents.count > 1 and item != documents.max_length * row):
+            why.append("needs codes with scales of tokens in rows at one distance")
+    return why
 
 
 def outputs(problem: Problem, winners: bool, maxima: bool) -> Outputs:
@@ -73,7 +91,7 @@ def backward(
 
 
 def side(tokens: Tokens) -> Side:
-    data, mask = tokens.data, tokens.mask
+    data, mask, codes = tokens.data, tokens.mask, tokens.codes
     strides = (0, 0, 0, 0, *data.stride())
     mask_strides = (0, 0, 0, *(() if mask is None else mask.stride()))
     ragged = tokens.ragged
@@ -94,6 +112,8 @@ def side(tokens: Tokens) -> Side:
         mask_strides[-3],
         mask_strides[-2],
         mask_strides[-1],
+        None if codes is None else codes.scale,
+        None if codes is None or codes.factor is None else codes.factor.reshape(-1),
     )
 
 

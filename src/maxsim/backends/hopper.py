@@ -8,11 +8,13 @@ from functools import cache
 
 import torch
 
-from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
+from ..gpu import MOST_TOKENS, again, backward, codes_unsupported, on_device, outputs, side
 from ..kernels.configs import (
     FewConfig,
+    few_codes_config,
     few_config,
     few_float32_config,
+    hopper_codes_config,
     hopper_config,
     hopper_float32_config,
     power_of_two,
@@ -48,16 +50,17 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append(f"needs compute capability 9.0, {device} has {'.'.join(map(str, capability))}")
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
-    if d.codes is not None:
-        why.append(f"does not serve quantised documents ({d.codes.codec}) yet")
+    why += codes_unsupported(d)
+    if d.codes is not None and d.codes.factor is not None and (d.codes.codec != "int8" or d.width > 256):
+        why.append(f"serves scales of tokens of int8 codes of width 1 to 256, not {d.codes.codec} {d.width}")
     if problem.normalize:
         why.append("does not normalise")
     q = problem.queries
     if problem.pairs is not None:
         why.append("scores every query with every document or with its own candidates, not chosen pairs")
-    widest = 128 if problem.dtype == torch.float32 else 256
+    widest = 128 if _single(problem) else 256
     if problem.per_query and d.width > widest:
-        why.append(f"serves {problem.dtype} candidates of width 1 to {widest}, not {d.width}")
+        why.append(f"serves {d.data.dtype} candidates of width 1 to {widest}, not {d.width}")
     most = PARTS_BYTES // (8 * max(1, -(-q.max_length // 256)))
     if problem.per_query and d.count > most:
         why.append(f"serves at most {most} candidates of queries of {q.max_length} tokens, not {d.count}")
@@ -66,6 +69,11 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if q.ragged and q.count > 1 and q.max_length == q.data.shape[0]:  # offsets on the card: any may be the longest
         why.append("needs max_length of ragged queries, or would multiply for tokens that are not there")
     return why + _not_addressable(d)
+
+
+def _single(problem: Problem) -> bool:
+    """Whether float32 numbers are to be multiplied."""
+    return problem.documents.data.dtype == torch.float32
 
 
 def _not_addressable(d: Tokens) -> list[str]:
@@ -112,20 +120,20 @@ def preferred(problem: Problem) -> bool:
     q, d, own = problem.queries, problem.documents, problem.per_query
     rows = (1 if own else q.count) * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
-    single = problem.dtype == torch.float32
+    single, codes = _single(problem), d.codes is not None  # products of codes take half the time
     if single and d.width > 128:  # 4x32 vs 200x300 of width 256 at `highest`: 72 TFLOP/s, portable 29; 1x32: 35 and 33
         few = rows > 16 and not d.ragged and d.mask is None
         return (rows > 64 or few) and rows * tokens * d.width >= 1 << 30
     if d.width > 256:  # 64 rows are bound by the bytes of the documents, for which the portable kernels do
-        return rows > 64 and rows * tokens * d.width >= 1 << 31
+        return rows > 64 and rows * tokens * d.width >= 1 << (31 + codes)
     if rows > 64:
         # candidates: 4x256 vs 4x32x512 18.6 us, portable 16.8; 16x128 vs 16x100x300 48, 55
-        return rows * tokens >= 1 << ((23 if single else 24) + (own > 0))
-    size, least = tokens * d.width, 1 << 25
+        return rows * tokens >= 1 << ((23 if single else 24) + codes + (own > 0))
+    size, least = tokens * d.width, 1 << (25 + codes)
     if own:  # 16x32 vs 16x32x300 14.4 us, portable 14.8; 4096x32 vs 4096x1x300, each another query, 84 and 83
         if own < 8 or _few(problem, False) is None:
             return False
-        least = 1 << 24
+        least >>= 1
     if d.ragged and not d.consecutive:
         return False
     if _few(problem, False) is None:
@@ -134,15 +142,18 @@ def preferred(problem: Problem) -> bool:
         return d.count >= 256 and size >= (least if d.mask is None else 1 << 27)
     if d.mask is not None or d.count < 512:
         return False
-    # programs have equal shares, set beforehand: of many equal documents the card deals as well, document by document
-    return (d.ragged or d.count <= 2048) and size >= least
+    # programs have equal shares, set beforehand: of many equal documents the card deals as well, document by document;
+    # of codes 1x32 vs 10000x300 91 us, portable 113
+    return (d.ragged or d.count <= 2048 or codes) and size >= least
 
 
 def _few(problem: Problem, winners: bool) -> FewConfig | None:
     """The tiles where the kernel for few query rows serves."""
     q = problem.queries
     rows = (1 if problem.per_query else q.count) * max(16, power_of_two(q.max_length))
-    if problem.dtype == torch.float32:
+    if problem.documents.codes is not None:
+        return few_codes_config(q.width, rows, winners)
+    if _single(problem):
         return few_float32_config(q.width, rows)
     return few_config(q.width, rows, winners)
 
@@ -154,17 +165,23 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     _, processors = _card(problem.device)
     own = problem.per_query
     precision, config, few = "native", hopper_config(q.width), _few(problem, winners)
-    if problem.dtype == torch.float32:
+    of_documents = side(d)
+    if d.codes is not None:
+        config = hopper_codes_config(q.width)
+        factors = of_documents.factors
+        if factors is not None and factors.data_ptr() % 16:  # of documents sliced out of others
+            of_documents = of_documents._replace(factors=factors.clone())
+    elif _single(problem):
         precision = "f16x3" if float32_is_exact() else "f16"
         config = hopper_float32_config(q.width, precision, winners)
     with on_device(problem.device):
         launch: Repeatable | None
         if few is not None:
             launch = hopper_few(
-                side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, few, own
+                side(q), of_documents, out, rows, item or 0, processors, precision, problem.masked_zero, few, own
             )
         else:
             launch = hopper_scores(
-                side(q), side(d), out, rows, item or 0, processors, precision, problem.masked_zero, config, own
+                side(q), of_documents, out, rows, item or 0, processors, precision, problem.masked_zero, config, own
             )
     return Scored(*out, again(launch, problem, out))

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from ..gpu import MOST_TOKENS, again, backward, on_device, outputs, side
+from ..gpu import MOST_TOKENS, again, backward, codes_unsupported, on_device, outputs, side
 from ..kernels.configs import forward_config
 from ..kernels.scores import _scores_kernel, scores
 from ..layout import Problem
@@ -29,17 +29,23 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
 def unsupported(problem: Problem) -> Sequence[str]:
     why = []
     device = problem.device
     if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
         why.append(f"needs a CUDA device, the documents are on {device}")
     elif capability(device) < (8, 0):
-        why.append(f"needs compute capability 8.0, {device} has {'.'.join(map(str, capability(device)))}")
+        why.append(f"needs compute capability 8.0, {device} has {_dotted(capability(device))}")
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
-    if problem.documents.codes is not None:
-        why.append(f"does not serve quantised documents ({problem.documents.codes.codec}) yet")
+    codes = problem.documents.codes
+    why += codes_unsupported(problem.documents)
+    if codes is not None and codes.codec == "fp8" and device.type == "cuda" and capability(device) < (8, 9):
+        why.append(f"needs compute capability 8.9 for fp8 codes, {device} has {_dotted(capability(device))}")
     if max(problem.documents.max_length, problem.queries.max_length) > MOST_TOKENS:
         why.append(f"serves at most {MOST_TOKENS} tokens an item")
     return why
@@ -53,10 +59,10 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     q, d = problem.queries, problem.documents
     out = outputs(problem, winners, maxima)
     precision = "native"
-    if problem.dtype == torch.float32:  # see kernels/arithmetic.py
+    if d.codes is None and problem.dtype == torch.float32:  # see kernels/arithmetic.py
         precision = "f16x3" if float32_is_exact() else "f16"
     config = forward_config(
-        q.data.element_size(),
+        d.data.element_size(),
         q.width,
         q.max_length,
         q.count if problem.grid else 1,

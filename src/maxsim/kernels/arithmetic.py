@@ -16,24 +16,34 @@ def maximum(a, b):
 INTERPRETED = tl.constexpr(isinstance(maximum, InterpretedFunction))
 
 
+@triton.constexpr_function
+def lowest(dtype):
+    """Below all similarities, or products of codes."""
+    return -2147483648 if dtype == tl.int32 else float("-inf")
+
+
 @triton.jit
 def ordered(x):
-    """float32 → int32 in the same order, NaN above all."""
+    """float32 → int32 in the same order, NaN above all; int32 as it is."""
     bits = x.to(tl.int32, bitcast=True)
-    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(x != x, 0x7FFFFFFF, bits)
+    if x.dtype == tl.float32:
+        bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        bits = tl.where(x != x, 0x7FFFFFFF, bits)
+    return bits
 
 
 @triton.jit
-def unordered(key):
-    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+def unordered(key, dtype: tl.constexpr):
+    if dtype == tl.float32:
+        key = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+    return key
 
 
 @triton.jit
 def column_maximum(x):
     """The largest value of each column, NaN above all."""
     if INTERPRETED:
-        value = unordered(tl.max(ordered(x), 0))
+        value = unordered(tl.max(ordered(x), 0), x.dtype)
     else:
         value = tl.reduce(x, 0, maximum)
     return value
@@ -86,7 +96,7 @@ def similarities(d_tile, q, q_low, acc, PRECISION: tl.constexpr, SLICE: tl.const
     ones would add is below float32's own error.
     """
     if PRECISION == "native":
-        acc = tl.dot(d_tile, tl.trans(q), acc, input_precision="ieee")
+        acc = tl.dot(d_tile, tl.trans(q), acc, input_precision="ieee", out_dtype=acc.dtype)
     else:
         d_high, d_low, scale = halves(d_tile)
         if PRECISION == "f16x3":

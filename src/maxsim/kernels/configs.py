@@ -90,7 +90,7 @@ def forward_config(
     """
     rows = NQ * max(16, power_of_two(LQ))
     BLOCK_LQ = 32 if rows <= 32 else 64 if rows <= 64 else 128
-    BLOCK_D = max(16, power_of_two(D))
+    BLOCK_D = max(32 if itemsize == 1 else 16, power_of_two(D))
     if itemsize == 4:
         if D > 128:
             stages = 3 if BLOCK_LQ < 128 or shared_bytes(capability) > 160 << 10 else 2
@@ -99,8 +99,8 @@ def forward_config(
         # On other cards than Hopper 4 warps spill (compiled, not run).
         warps = 8 if BLOCK_LQ == 128 and capability[0] != 9 else 4
         return Config(BLOCK_LQ, 64, BLOCK_D, warps, 3 if BLOCK_LQ == 32 and shared_bytes(capability) > 160 << 10 else 1)
-    if D > 128:
-        return Config(BLOCK_LQ, 64, 64, 4, 4 if BLOCK_LQ == 32 else 3)
+    if D * itemsize > 256:
+        return Config(BLOCK_LQ, 64, 128 // itemsize, 4, 4 if BLOCK_LQ == 32 else 3)
     if BLOCK_LQ == 128:
         # a program that takes several short documents loads its query tile once: 313 → 383 TFLOP/s at 128x32 vs
         # 2000x300
@@ -122,6 +122,17 @@ def hopper_config(D: int) -> HopperConfig:
     return HopperConfig(128, 64, 4, resident=5 if D <= 320 else 0)
 
 
+def hopper_codes_config(D: int) -> HopperConfig:
+    """`hopper_config` for codes of 8 bits."""
+    if D <= 64:
+        return HopperConfig(128, 64, 8, 8, 8)
+    if D <= 128:
+        return HopperConfig(128, 128, 8, 6, 5)
+    if D <= 256:
+        return HopperConfig(128, 256, 4, 2, 2)
+    return HopperConfig(128, 128, 4, resident=-(-D // 128) if D <= 640 else 0)
+
+
 def splits_documents(units: int, tokens: int, processors: int, config: HopperConfig) -> bool:
     """Whether programs share documents, not only deal them: where of `units`, pairs of query tiles with a document of
     about so many tokens, the last round leaves programs idle for longer than a second launch takes."""
@@ -139,6 +150,17 @@ def few_config(D: int, rows: int, winners: bool) -> FewConfig | None:
     # more programs beat longer rings, 1x32 vs 20000 ragged documents of about 97 tokens: 119 us, 123 with 3 programs of
     # 4 tiles, 125 with 2 of 6
     return FewConfig(32, 64, 128, 2, 4, 64)
+
+
+def few_codes_config(D: int, rows: int, winners: bool) -> FewConfig | None:
+    """`few_config` for codes of 8 bits."""
+    if not 64 < D <= 256 or rows > 64:
+        return None
+    BLOCK_D = 128 if D <= 128 else 256
+    if winners or rows > 32:
+        return FewConfig(64 if rows > 32 else 32, 64, BLOCK_D, 4, 3, 80)
+    # 1x32 vs 10000x300: 91.4 us, 92.1 with 4 tiles of 64 rows, 94.2 to 96.6 with four programs, 95.4 with two
+    return FewConfig(32, 128 if BLOCK_D == 128 else 64, BLOCK_D, 3, 3, 80)
 
 
 def few_float32_config(D: int, rows: int) -> FewConfig | None:

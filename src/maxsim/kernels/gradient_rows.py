@@ -18,13 +18,14 @@ COMMON = (
 )  # fmt: skip
 TABLES = (
     "grad", "pairs", "pair_order", "pair_offsets", "q_starts", "q_ends", "q_owner", "d_starts", "d_ends", "d_owner",
+    "scales", "factors",
 )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _gradient_kernel(
     out, pieces, winners, grad, order, counters, pairs, pair_order, pair_offsets, q_ptr, d_ptr,
-    q_starts, q_ends, q_owner, d_starts, d_ends, d_owner,
+    q_starts, q_ends, q_owner, d_starts, d_ends, d_owner, scales, factors,
     first, documents, first_row, rows, columns, parts, chunk_log2, spare, K, NQ, ND, LQ, LD, TQ, TD, D,
     grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
     GRID: tl.constexpr, OF_QUERIES: tl.constexpr, SORTED: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr,
@@ -113,7 +114,7 @@ def _gradient_kernel(
             winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
             columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
             q_item, q_row, q_col, d_group, d_item, d_row, d_col,
-            GRID, OF_QUERIES, SORTED, NORMALIZE, ROWS, ENTRIES, BLOCK_D,
+            GRID, OF_QUERIES, SORTED, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors,
         )  # fmt: skip
         total += sum
         terms += some

@@ -42,12 +42,13 @@ def sum_terms(
     columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
     q_item, q_row, q_col, d_group, d_item, d_row, d_col,
     GRID: tl.constexpr, OF_QUERIES: tl.constexpr, SORTED: tl.constexpr, NORMALIZE: tl.constexpr,
-    ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr, scales=None, factors=None,
 ):  # fmt: skip
     """Sums of the terms low to high of ROWS rows, ENTRIES at a time; and how many there were, for each lane.
 
     own: of queries the column of the table; n, doc: the item that a row belongs to; at, over, to, size: the list of a
-    document (`list_base`), `skipped` entries after its first one's.
+    document (`list_base`), `skipped` entries after its first one's. scales, factors: of documents that are codes, and
+    where rows are normalised codes of unit vectors.
     """
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -108,6 +109,10 @@ def sum_terms(
             else:
                 query = p // K if SORTED else n
                 at_row += query * d_group + (p - query * K) * d_item
+            if scales is not None:
+                g = g.to(tl.float32) * tl.load(scales + document, mask=live, other=0.0)
+            if factors is not None:
+                g *= tl.load(factors + at_row // d_row, mask=live, other=0).to(tl.float32)
         else:
             at_row = token.to(tl.int64) * q_row
             if q_starts is None:
@@ -123,7 +128,8 @@ def sum_terms(
         tile = tl.load(tile_ptrs, mask=(at_row >= 0) & (d < D)[None, :], other=0.0)
         term = tile.to(tl.float32)
         if NORMALIZE:
-            term = term / tl.maximum(tl.sqrt_rn(tl.sum(term * term, 1)), 1e-12)[:, None]
+            if scales is None:
+                term = term / tl.maximum(tl.sqrt_rn(tl.sum(term * term, 1)), 1e-12)[:, None]
             terms += live.to(tl.int32)
         term *= g.to(tl.float32)[:, None]
         total += tl.sum(tl.reshape(term, [ROWS, ENTRIES, BLOCK_D]), 1)

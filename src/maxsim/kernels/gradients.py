@@ -83,6 +83,8 @@ class _Inputs(NamedTuple):
     d: Any
     d_starts: Any
     d_ends: Any
+    scales: Any = None
+    factors: Any = None
     q_order: Any = None
     q_ends_of_order: Any = None
     d_order: Any = None
@@ -187,7 +189,7 @@ class _Backward:
         self.steps.launch(
             _gradient_kernel, triton.cdiv(rows, config.ROWS),
             out, pieces, self.at.winners, self.at.grad, entries, counters, self.at.pairs, *pairs, q.data, d.data,
-            q.starts, q.ends, self.q_owner, d.starts, d.ends, owner,
+            q.starts, q.ends, self.q_owner, d.starts, d.ends, owner, self.at.scales, self.at.factors,
             first, some, 0 if d.rows else first * d.length, rows, self.columns, parts, chunk_log2, spare,
             *self.sizes, self.D, *self.grad_strides,
             q.item, q.row, q.col, self.d_group, d.item, d.row, d.col,
@@ -211,9 +213,9 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of both sides, contiguous, in the shape of their data, from winners `[ND, TQ]` (grid) or `[P, LQ]`.
 
-    grad: upstream, `[NQ, ND]` or `[P]`, any strides.
+    grad: upstream, `[NQ, ND]` or `[P]`, any strides. Documents that are codes have none.
     """
-    tensors = _Inputs(winners, grad, pairs, q.data, q.starts, q.ends, d.data, d.starts, d.ends)
+    tensors = _Inputs(winners, grad, pairs, q.data, q.starts, q.ends, d.data, d.starts, d.ends, d.scales, d.factors)
     for of_queries, side in ((True, q), (False, d)):
         if need_queries if of_queries else need_documents:
             order = None
@@ -244,7 +246,7 @@ def _kind(side: Side) -> tuple[Any, ...]:
     data, starts = side.data, side.starts
     return (
         data.shape, data.dtype, data.data_ptr() % 16, *side[1:9], None if starts is None else starts.dtype,
-        side.consecutive,
+        side.consecutive, side.scales is None, side.factors is None,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ tokens is the same tree of adjacent pairs.
 from __future__ import annotations
 
 from . import arithmetic
+from .codes import encoded
 from .configs import FewConfig, power_of_two
 from .gluon_names import (
     TensorDescriptor,
@@ -31,11 +32,11 @@ from .gluon_names import (
     wgmma_wait,
 )
 from .hopper_halves import halves_in_registers, of_registers, store_halves, token_of
-from .hopper_launch import GLUON, HopperLaunch, score_lost
-from .hopper_maxima import maximum
+from .hopper_launch import GLUON, HopperLaunch, factors_of, score_lost
+from .hopper_maxima import lowest, maximum
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
-from .hopper_stream import cut, enter, fetch, next_kept, segment
-from .hopper_tile import keep_queries, pair_sums, query_tokens, scaled_maxima
+from .hopper_stream import cut, enter, fetch, next_kept, segment, tile_from
+from .hopper_tile import keep_queries, of_codes, pair_sums, query_tokens, scaled_maxima
 from .hopper_zero import or_zero, zero_wins
 from .queries import kept_rows
 from .scores import Outputs
@@ -50,7 +51,7 @@ NOWHERE = gl.constexpr(2147483647)
 @gluon.jit
 def _finish(
     best, best_at, token, q_scale, column, valid, doc, first, empty, bases, gaps, out_ptr, winners_ptr, maxima_ptr,
-    ND, TD, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
+    ND, TD, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr, scales=None,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""
@@ -67,7 +68,7 @@ def _finish(
         row = gl.where(best_at == NOWHERE, best_at, best_at + token[:, None])
         # of equal values the lowest row: it is turned round in the low half of the key
         key = gl.max((ordered(best).to(gl.int64) << 32) | (NOWHERE - row).to(gl.int64), 0)
-        value = unordered((key >> 32).to(gl.int32))
+        value = unordered((key >> 32).to(gl.int32), best.dtype)
         winner = NOWHERE - (key & 0x7FFFFFFF).to(gl.int32)
         winner = gl.where(winner == NOWHERE, first, winner)  # −inf everywhere: the first
         base = first
@@ -82,7 +83,9 @@ def _finish(
         if gaps is not None:
             winner = gl.where(zero_wins(value, row, gap), -1, winner)
         gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
-    if q_scale is not None:
+    if scales is not None:
+        value = of_codes(value, q_scale, scales, doc)
+    elif q_scale is not None:
         value = scaled_maxima(value, q_scale, empty)
     if gaps is not None:
         value = or_zero(value, gap)
@@ -107,17 +110,19 @@ def _few_partition(
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
+    q_scales, scales, f_smem,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against all query rows. K: each query has as many documents of its own,
     and they are scored against its rows."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LQ, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LQ, 256 // q_smem.dtype.primitive_bitwidth]
     )
+    acc: gl.constexpr = gl.int32 if d_smem.dtype == gl.int8 else gl.float32
     by_row: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     token = gl.arange(0, BLOCK_LD, layout=gl.SliceLayout(1, layout))
     if d_smem.dtype == gl.float32:
         token = token_of(token)
-    none = gl.full([BLOCK_LD, BLOCK_LQ], float("-inf"), gl.float32, layout)
+    none = gl.full([BLOCK_LD, BLOCK_LQ], lowest(acc), acc, layout)
     nowhere = gl.full([BLOCK_LD, BLOCK_LQ], NOWHERE, gl.int32, layout)
     at = cut(stream, streams, 1, ND, TD, starts, BY_TOKENS, 4)
     end = cut(stream + 1, streams, 1, ND, TD, starts, BY_TOKENS, 4)
@@ -144,19 +149,21 @@ def _few_partition(
             q_scale = store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, layout)
         fence_async_shared()
         thread_barrier()
-        _, column, valid = query_tokens(
+        slot_at, column, valid = query_tokens(
             gl.arange(0, BLOCK_LQ, layout=gl.SliceLayout(0, layout)), tile, 1, q_starts, q_ends, q_kept_rows, q_kept,
             NQ, LQ, TQ, q_item, q_row, of_query, Q_CONSECUTIVE, K,
         )  # fmt: skip
+        if q_scales is not None:
+            q_scale = gl.load(q_scales + slot_at // q_row, mask=valid, other=0.0)
         start, end_row = fetch(doc, last, starts, ends)
         first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
         while doc < last:
             run = past > first
-            row = first
+            row = tile_from(first, f_smem is not None)
             if not run:
                 _finish(
                     none, nowhere, token, q_scale, column, valid, doc, first, True, bases, gaps, out_ptr, winners_ptr,
-                    maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item, d_bits is not None,
+                    maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item, d_bits is not None, scales,
                 )  # fmt: skip
                 doc += 1
                 first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
@@ -176,19 +183,21 @@ def _few_partition(
                 else:
                     sim = wgmma(
                         d_smem.index(stage), q_smem.index(0).permute((1, 0)),
-                        gl.zeros([BLOCK_LD, BLOCK_LQ], gl.float32, layout), use_acc=False, is_async=True,
+                        gl.zeros([BLOCK_LD, BLOCK_LQ], acc, layout), use_acc=False, is_async=True,
                     )  # fmt: skip
                     sim = wgmma_wait(0, deps=[sim])
+                    if f_smem is not None:
+                        sim = sim * f_smem.index(stage).load(gl.SliceLayout(1, layout)).to(acc)[:, None]
                     mbarrier.arrive(empty.index(stage), count=1)
                 step += 1
                 here = row + token
                 if d_bits is not None:
                     word = gl.load(d_bits + (here >> 5))
-                    sim = gl.where((((word >> (here & 31)) & 1) != 0)[:, None], sim, float("-inf"))
+                    sim = gl.where((((word >> (here & 31)) & 1) != 0)[:, None], sim, lowest(acc))
                 inside = run
                 while inside:
                     inner = (here >= first) & (here < past)
-                    new = maximum(best, gl.where(inner[:, None], sim, float("-inf")))
+                    new = maximum(best, gl.where(inner[:, None], sim, lowest(acc)))
                     if winners_ptr is not None:
                         # bits, not values: NaN, once in, stays the same NaN and keeps its place
                         more = new.to(gl.int32, bitcast=True) != best.to(gl.int32, bitcast=True)
@@ -199,7 +208,7 @@ def _few_partition(
                         _finish(
                             best, best_at, token, q_scale, column, valid, doc, first, past <= first, bases, gaps,
                             out_ptr, winners_ptr, maxima_ptr, ND, TD, NQ, block_log2, winner_columns, d_item,
-                            d_bits is not None,
+                            d_bits is not None, scales,
                         )  # fmt: skip
                         best = none
                         best_at = nowhere
@@ -218,12 +227,17 @@ def _hopper_few_kernel(
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr, HALVES: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
+    q_scales, scales, f_desc,
 ):  # fmt: skip
     """HALVES: of a query token, one of float32 or two; else it is as it comes, and this is 1."""
     q_type: gl.constexpr = gl.float16 if d_desc.dtype == gl.float32 else d_desc.dtype
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_LQ, BLOCK_D], q_type)
     q_smem = gl.allocate_shared_memory(q_type, [HALVES, BLOCK_LQ, BLOCK_D], q_layout)
     d_smem = gl.allocate_shared_memory(d_desc.dtype, [STAGES, BLOCK_LD, BLOCK_D], d_desc.layout)
+    if f_desc is not None:
+        f_smem = gl.allocate_shared_memory(f_desc.dtype, [STAGES, BLOCK_LD], f_desc.layout)
+    else:
+        f_smem: gl.constexpr = None  # type: ignore[no-redef]
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -231,16 +245,16 @@ def _hopper_few_kernel(
         mbarrier.init(empty.index(i), count=1)
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
-    begin(stream, streams, d_desc, d_smem.index(0), full.index(0), starts, d_bits, ND, TD, d_item)
+    begin(stream, streams, d_desc, d_smem, f_desc, f_smem, full, starts, d_bits, ND, TD, d_item)
     gl.warp_specialize([
         (_few_partition, (
             stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, q_scales, scales, f_smem)),
         (_load_partition, (
             stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, True, 0, BLOCK_LD, STAGES, False, True, K)),
+            BY_TOKENS, True, 0, BLOCK_LD, STAGES, False, True, K, f_desc, f_smem)),
     ], [1], [40])  # fmt: skip
 
 
@@ -260,6 +274,8 @@ def hopper_few(
     own each one."""
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    if d.scales is not None:
+        q = encoded(q, d.data.dtype)
     block = config.BLOCK_LQ if per_query else max(16, power_of_two(q.length))
     layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
     programs = (min(processors * config.programs, d.count), 1, 1)
@@ -276,6 +292,7 @@ def hopper_few(
         0 if out.winners is None else out.winners.shape[1],
         q.consecutive, q.aligned, d.consecutive, 2 if precision == "f16x3" else 1,
         config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages, per_query or None,
+        q.scales, d.scales, factors_of(d, d_rows, config.BLOCK_LD),
     )  # fmt: skip
     kernel = _hopper_few_kernel[programs](
         TensorDescriptor(d.data, *describe), q.data, out.scores, *arguments, num_warps=4, maxnreg=config.registers
@@ -286,5 +303,5 @@ def hopper_few(
             q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, 1, precision, masked_zero, processors,
             per_query,
         )  # fmt: skip
-    plain = q.mask is None and d.mask is None
+    plain = q.mask is None and d.mask is None and d.scales is None
     return HopperLaunch(kernel, programs, describe, arguments[1:], lost) if plain else None

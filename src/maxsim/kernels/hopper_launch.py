@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .codes import encoded
 from .configs import HopperConfig, forward_config, power_of_two, splits_documents
 from .gluon_names import TensorDescriptor, gl
 from .hopper_float32 import _hopper_float32_kernel
@@ -22,7 +23,13 @@ from .spans import kept_bits, kept_spans
 
 TILES_BYTES = 16 << 20  # of queries laid out anew, held at once
 PIECE = 16  # rows of them that a program takes of float32 ones
-GLUON = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
+GLUON = {
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float32: gl.float32,
+    torch.int8: gl.int8,
+    torch.float8_e4m3fn: gl.float8e4nv,
+}
 
 
 class QueryTiles(NamedTuple):
@@ -82,6 +89,8 @@ def hopper_scores(
     """
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    if d.scales is not None:
+        q = encoded(q, d.data.dtype)
     block = 128 if per_query else min(128, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // 128))
     queries = q.count
@@ -95,6 +104,8 @@ def hopper_scores(
     step = d.count
     if parts > 1 and not per_query:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
+        if d.factors is not None:  # those of a part begin at a multiple of 16 bytes
+            step = -(-step // 8) * 8
     native = precision == "native"
     q_tiles = -(-tiles // 2) if paired else tiles
     slices = -(-D // config.BLOCK_D)
@@ -153,6 +164,10 @@ def hopper_scores(
                     moved = QueryTiles(places, there, slices, (128, config.BLOCK_D), halves)
             else:
                 arguments += (per_query or None,)
+            if native:
+                arguments += (q.scales, part.scales)
+                if not wide:
+                    arguments += (factors_of(part, count, config.BLOCK_LD),)
             kernel = run[programs](
                 TensorDescriptor(part.data, *describe), *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
                 *arguments, num_warps=4,
@@ -171,6 +186,8 @@ def hopper_scores(
         elif parts > 1:
             total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
     if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None:
+        return None
+    if d.scales is not None:
         return None
     launched = HopperLaunch(kernel, programs, describe, arguments[1:], lost, moved)
     return InParts(launched, sums.numel(), total) if parts > 1 else launched
@@ -195,12 +212,22 @@ def score_lost(
     )  # fmt: skip
 
 
+def factors_of(d: Side, rows: int, BLOCK_LD: int) -> TensorDescriptor | None:
+    """The factors of documents' tokens as the copy engine brings them beside a tile."""
+    if d.factors is None:
+        return None
+    layout = gl.NVMMASharedLayout.get_default_for([BLOCK_LD], gl.int16)
+    return TensorDescriptor(d.factors, [rows], [1], [BLOCK_LD], layout)
+
+
 def _documents(d: Side, first: int, count: int) -> Side:
     """Some of the documents, padded ones with rows and mask counted from the first of them."""
+    d = d._replace(count=count, scales=_from(d.scales, first))
     if d.starts is not None and d.ends is not None:
-        return d._replace(count=count, starts=d.starts[first : first + count], ends=d.ends[first : first + count])
+        return d._replace(starts=d.starts[first : first + count], ends=d.ends[first : first + count])
     mask = None if d.mask is None else d.mask[first : first + count]
-    return d._replace(count=count, data=d.data[first : first + count], mask=mask)
+    factors = _from(d.factors, first * (d.item // d.row))
+    return d._replace(data=d.data[first : first + count], mask=mask, factors=factors)
 
 
 def _from(table: Tensor | None, first: int) -> Tensor | None:

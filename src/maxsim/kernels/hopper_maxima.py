@@ -11,6 +11,7 @@ from __future__ import annotations
 from . import arithmetic
 from .gluon_names import gl, gluon
 
+lowest = arithmetic.lowest
 maximum = gluon.jit(arithmetic.maximum.fn)
 
 ROWS = gl.constexpr(128)  # query rows of a warpgroup
@@ -47,10 +48,21 @@ ALONE = gl.constexpr(
 )
 
 
+@gluon.constexpr_function
+def _of(dtype, text):
+    """Assembly for float32 similarities as it is for those of a dtype."""
+    if dtype == gl.int32:
+        text = text.replace("max.NaN.f32", "max.s32").replace("add.rn.f32", "add.s32").replace("0f00000000", "0")
+    return text
+
+
 @gluon.jit
 def lane_maximum(x):
     """The largest value of each row among a thread's own columns: [128, N] → [128, 4]."""
     N: gl.constexpr = x.shape[1]
+    if x.dtype == gl.int32:  # one after the other, of which three-way maxima are made
+        own = gl.reshape(gl.permute(gl.reshape(x, [x.shape[0], N // 8, 4, 2]), (0, 2, 1, 3)), [x.shape[0], 4, N // 4])
+        return gl.convert_layout(gl.reduce(own, 2, maximum), LANES, assert_trivial=True)
     pairs = gl.reduce(gl.reshape(x, [x.shape[0], N // 8, 4, 2]), 3, maximum)
     return gl.convert_layout(gl.reduce(pairs, 1, maximum), LANES, assert_trivial=True)
 
@@ -75,7 +87,7 @@ def columns(x):
 def kept(group, word):
     """Columns whose bit is not set turn into −inf."""
     column = gl.arange(0, group.shape[1], layout=gl.SliceLayout(0, group.type.layout))
-    return gl.where((((word >> column) & 1) != 0)[None, :], group, float("-inf"))
+    return gl.where((((word >> column) & 1) != 0)[None, :], group, lowest(group.dtype))
 
 
 @gluon.jit
@@ -102,7 +114,6 @@ KEEP = gl.constexpr(
     + "}"
 )
 KEEP_OPERANDS = gl.constexpr(",".join(["=r"] * 8 + [str(k) for k in range(8)] + ["r"] * 10))
-KEEP_TYPES = gl.constexpr((gl.int32, *[gl.float32] * 7))
 
 
 @gluon.jit
@@ -120,10 +131,16 @@ def keep(best, new, best_low, held, group, low):
     """Where the maximum is new, the group that has it, and its columns, those of other documents too."""
     # bits, not values: NaN, once in, stays the same NaN and keeps its place
     kept = gl.inline_asm_elementwise(
-        KEEP, KEEP_OPERANDS, (best_low,) + held + _own(group)[:7] + (new, best, low),
-        dtype=KEEP_TYPES, is_pure=True, pack=1,
+        _of(best.dtype, KEEP), KEEP_OPERANDS, (best_low,) + held + _own(group)[:7] + (new, best, low),
+        dtype=(gl.int32,) + (best.dtype,) * 7, is_pure=True, pack=1,
     )  # fmt: skip
     return kept[0], kept[1:]
+
+
+BETWEEN = gl.constexpr(
+    "{ .reg .pred p; setp.le.s32 p, $12, $20; setp.gt.and.s32 p, $16, $20, p; @!p bra out;"
+    "max.NaN.f32 $0, $0, $8; max.NaN.f32 $1, $1, $9; max.NaN.f32 $2, $2, $10; max.NaN.f32 $3, $3, $11; out: }"
+)
 
 
 @gluon.jit
@@ -134,13 +151,11 @@ def take_between(best, group, low, first, past):
     for k in gl.static_range(8):
         # a branch, of which the assembler makes maxima under a predicate: with selections they would be twice as many
         best = gl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.le.s32 p, $12, $20; setp.gt.and.s32 p, $16, $20, p; @!p bra out;"
-            "max.NaN.f32 $0, $0, $8; max.NaN.f32 $1, $1, $9; max.NaN.f32 $2, $2, $10; max.NaN.f32 $3, $3, $11;"
-            "out: }",
+            _of(best.dtype, BETWEEN),
             "=r,=r,=r,=r,0,1,2,3,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
             [best, own[k], first - lane, past - lane,
              gl.full([ROWS, 4], k // 2 * 8 + k % 2, gl.int32, LANES)],
-            dtype=gl.float32, is_pure=True, pack=4,
+            dtype=best.dtype, is_pure=True, pack=4,
         )  # fmt: skip
     return best
 
@@ -172,15 +187,16 @@ def _larger(value, row):
     left, right = gl.split(value)
     left_row, right_row = gl.split(row)
     return gl.inline_asm_elementwise(
-        LARGER, "=r,=r,r,r,r,r", (left, left_row, right, right_row),
-        dtype=(gl.float32, gl.int32), is_pure=True, pack=1,
+        _of(value.dtype, LARGER), "=r,=r,r,r,r,r", (left, left_row, right, right_row),
+        dtype=(value.dtype, gl.int32), is_pure=True, pack=1,
     )  # fmt: skip
 
 
 @gluon.jit
 def winner(best, best_low, held, first):
     """The largest similarity of each query row, and the first document row that has it, if any."""
-    best = best + 0.0  # as it is held
+    if best.dtype == gl.float32:
+        best = best + 0.0  # as it is held
     lane = best_low + gl.arange(0, 4, layout=gl.SliceLayout(0, LANES))[None, :] * 2
     at = gl.inline_asm_elementwise(
         WHICH, "=r" + ",r" * 9, held + (best, first - lane), dtype=gl.int32, is_pure=True, pack=1

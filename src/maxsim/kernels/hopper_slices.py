@@ -36,13 +36,14 @@ def bring_slices(
 
 @gluon.jit
 def of_slices(
-    q_smem, d_smem, full, empty, step, slices, live, HALF: gl.constexpr, RESIDENT: gl.constexpr, layout: gl.constexpr
+    q_smem, d_smem, full, empty, step, slices, live, HALF: gl.constexpr, RESIDENT: gl.constexpr, acc: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
     """The similarities of a tile, accumulated over the slices from `step` on in their order; zeros for a query tile
     that is not there (`live`), whose slices are passed over."""
     STAGES: gl.constexpr = d_smem.shape[0]
     BLOCK_LD: gl.constexpr = d_smem.shape[1]
-    sim = gl.zeros([ROWS, BLOCK_LD], gl.float32, layout)
+    sim = gl.zeros([ROWS, BLOCK_LD], acc, layout)
     stage = step % STAGES
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
     if live:

@@ -48,6 +48,16 @@ def enter(doc, last, start, end, starts, ends, LD, d_item, TD, edges=None, CONSE
 
 
 @gluon.jit
+def tile_from(first, FACTORS: gl.constexpr):
+    """Where the first tile of a document begins: there, or with factors, of which the copy engine takes 16 bytes from
+    multiples of 16 on, at most 7 rows before."""
+    if FACTORS:
+        return first & -8
+    else:
+        return first
+
+
+@gluon.jit
 def segment(at, end, q_tiles, ND, K=None):
     """The part of a stream that belongs to one query tile: which, its first document, and one past its last. K: each
     query has as many documents of its own, and q_tiles."""
@@ -170,7 +180,7 @@ def next_kept(bits, row, BLOCK_LD: gl.constexpr):
 def each_tile(
     stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item,
     BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, WARPS: gl.constexpr, visit: gl.constexpr, rest,
-    SPLIT: gl.constexpr = False, K=None,
+    SPLIT: gl.constexpr = False, K=None, FACTORS: gl.constexpr = False,
 ):  # fmt: skip
     """Calls visit(step, row, tile, *rest) for the tiles of a stream, in order, `tile` being the query tile; returns how
     many there are."""
@@ -184,7 +194,7 @@ def each_tile(
         first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, edges)
         while doc < last:
             run = past > first
-            row = first
+            row = tile_from(first, FACTORS)
             if not run:
                 doc += 1
                 first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD, edges)

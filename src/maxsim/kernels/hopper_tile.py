@@ -7,7 +7,7 @@ a query of 32 tokens leaves no warp.
 from __future__ import annotations
 
 from .gluon_names import gl, gluon
-from .hopper_maxima import ALONE, ROWS, largest, maximum, winner
+from .hopper_maxima import ALONE, ROWS, largest, lowest, maximum, winner
 from .hopper_zero import or_zero, zero_wins
 
 # [128, 2, 2, 2, 2]: of four documents, with a bit of the document in place of a bit of the lane
@@ -85,7 +85,7 @@ def keep_queries(
     """Query rows, of them the columns from FIRST on, into shared memory. ALIGNED: they begin and end at multiples of 16
     bytes, and are loaded 16 at once, a fifth of the time; offsets and mask are written such that the compiler sees that
     it may."""
-    WIDE: gl.constexpr = 8 if ALIGNED else 1
+    WIDE: gl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth if ALIGNED else 1
     COLUMNS: gl.constexpr = q_tile.shape[1]
     for c in gl.static_range(0, COLUMNS, 64):
         d = FIRST + c + gl.arange(0, 64, layout=gl.SliceLayout(0, by_row))
@@ -151,9 +151,11 @@ def add_up_four(best0, best1, best2, best3, doc, count, valid, tile, out_ptr, ND
 
 @gluon.jit
 def wait_for_four(
-    best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ, block_log2
+    best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ, block_log2, q_scale=None, scales=None
 ):  # fmt: skip
     """The maxima of a document that has ended wait until there are four documents'."""
+    if scales is not None:
+        best = of_codes(best, q_scale[:, None], scales, doc)
     waiting += 1
     if waiting == 4:
         add_up_four(best, last1, last2, last3, doc, 4, valid, tile, out_ptr, ND, parts, NQ, block_log2)
@@ -162,11 +164,20 @@ def wait_for_four(
 
 
 @gluon.jit
-def keep_piece(best, valid, pieces_ptr):
+def keep_piece(best, valid, pieces_ptr, doc, q_scale, scales):
     """Stores the maxima of a piece of a document by query tokens, as `finish` adds them up."""
     value = largest(best)
+    if scales is not None:
+        value = of_codes(value, q_scale, scales, doc)
     token = _token(gl.arange(0, ROWS, layout=gl.SliceLayout(1, ALONE)))
     gl.store(pieces_ptr + token, gl.where(valid | (value == float("-inf")), value, 0.0))
+
+
+@gluon.jit
+def of_codes(value, q_scale, scales, doc):
+    """Similarities from maxima of products of codes, times the scales of document and query token."""
+    similarity = value.to(gl.float32) * gl.load(scales + doc) * q_scale
+    return gl.where(value == lowest(value.dtype), float("-inf"), similarity)
 
 
 @gluon.jit
@@ -180,7 +191,7 @@ def scaled_maxima(value, q_scale, empty):
 @gluon.jit
 def finish(
     best, best_low, held, q_scale, column, valid, doc, first, empty, bases, gaps, tile, out_ptr, winners_ptr,
-    maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr,
+    maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr, scales=None,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""
@@ -202,7 +213,9 @@ def finish(
         if gaps is not None:
             won = gl.where(zero_wins(value, row, gap), -1, won)
         gl.store(winners_ptr + slot, won.to(winners_ptr.dtype.element_ty), mask=valid)
-    if q_scale is not None:  # winners are found by the value as multiplied
+    if scales is not None:
+        value = of_codes(value, q_scale, scales, doc)
+    elif q_scale is not None:  # winners are found by the value as multiplied
         value = scaled_maxima(value, q_scale, empty)
     if gaps is not None:
         value = or_zero(value, gap)

@@ -33,7 +33,7 @@ def _hopper_wide_kernel(
     q_tiles, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, Q_ALIGNED: gl.constexpr,
-    RESIDENT: gl.constexpr, slices, first_tile, tiles,
+    RESIDENT: gl.constexpr, slices, first_tile, tiles, q_scales, scales,
 ):  # fmt: skip
     """q: the queries where they are RESIDENT slices in shared memory, else a descriptor of their tiles
     (`_query_tiles_kernel`)."""
@@ -54,13 +54,13 @@ def _hopper_wide_kernel(
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, None, slices,
-            RESIDENT, first_tile, tiles)),
+            RESIDENT, first_tile, tiles, q_scales, scales)),
         (_score_partition, (
             stream, streams, q_tiles, q, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
             full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
             Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, None, slices,
-            RESIDENT, first_tile, tiles)),
+            RESIDENT, first_tile, tiles, q_scales, scales)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, q, starts, ends, d_bits, d_smem, q_smem, full, empty, slices, tiles,
             ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RESIDENT, SPLIT)),

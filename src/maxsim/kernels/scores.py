@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .arithmetic import column_maximum, halves, inverse, maximum, ordered, power, similarities, split, unordered
+from .arithmetic import column_maximum, halves, inverse, lowest, maximum, ordered, power, similarities, split, unordered
+from .codes import encoded
 from .configs import Config, power_of_two
 from .launches import InParts, Launch, Repeatable
 from .lost import LOST_DOCUMENTS, any_lost
@@ -31,18 +31,19 @@ from .queries import kept_rows, sum_parts
 from .sides import Side, base, span
 from .spans import kept_span
 
+CODES = ("q_scales", "scales", "factors")
 # Sizes never make a new variant; strides do, since what is known of them decides how wide loads are.
 RUN_TIME = (
     "first", "items", "docs", "NQ", "ND", "ND_OUT", "LQ", "LD", "TQ", "TD", "K", "tiles", "parts", "block_log2",
     "d_per_group", "m_group", "m_item", "m_row", "winner_columns",
 )  # fmt: skip
 # Their alignment changes with what is cut out of them, and no load of theirs is wide.
-TABLES = ("q_starts", "q_ends", "q_kept_rows", "q_kept", "d_starts", "d_ends", "pairs_ptr")
+TABLES = ("q_starts", "q_ends", "q_kept_rows", "q_kept", "d_starts", "d_ends", "pairs_ptr", *CODES)
 
 
 @triton.jit
 def _best(
-    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, low, high, D,
+    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
     WINNERS: tl.constexpr, MASKED: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr,
@@ -55,7 +56,8 @@ def _best(
     """
     d = tl.arange(0, BLOCK_D)
     q_ptrs = q_start[:, None] + d[None, :].to(tl.int64) * q_col
-    best = tl.full([BLOCK_LD, BLOCK_LQ], float("-inf"), tl.float32)
+    ACC: tl.constexpr = tl.int32 if d_base.dtype.element_ty == tl.int8 else tl.float32
+    best = tl.full([BLOCK_LD, BLOCK_LQ], lowest(ACC), ACC)
     best_at = tl.full([BLOCK_LD, BLOCK_LQ], 2147483647 if MASKED else 0, tl.int32)  # no winner yet
     token = tl.arange(0, BLOCK_LD)
     zero = low.to(tl.int64) * 0  # widens what is added to it
@@ -64,7 +66,7 @@ def _best(
         if not NARROW:
             row = row.to(tl.int64)
         d_ptrs = d_base + (zero + at) * d_row + (row[:, None] * d_row + d[None, :] * d_col)
-        sim = tl.zeros([BLOCK_LD, BLOCK_LQ], tl.float32)
+        sim = tl.zeros([BLOCK_LD, BLOCK_LQ], ACC)
         squares = tl.zeros([BLOCK_LD], tl.float32)
         if RESIDENT:
             if EVEN_D:
@@ -94,9 +96,11 @@ def _best(
                     squares += tl.sum(wide * wide, 1)
         if NORMALIZE:
             sim = sim / tl.maximum(tl.sqrt_rn(squares), 1e-12)[:, None] + 0.0  # no −0: it would lose against 0
+        if f_base is not None:
+            sim = sim * tl.load(f_base + zero + at + row).to(ACC)[:, None]
         if MASKED:
             keep = tl.load(m_base + (at + row).to(tl.int64) * m_row) != 0
-            sim = tl.where(keep[:, None], sim, 0.0 if MASKED_ZERO else float("-inf"))
+            sim = tl.where(keep[:, None], sim, 0 if MASKED_ZERO else lowest(ACC))
         new_best = maximum(best, sim)
         if WINNERS:
             # bits, not values: NaN, once in, stays the same NaN and keeps its place
@@ -110,7 +114,7 @@ def _best(
         best_at = tl.where(best_at == 2147483647, best_at, best_at + token[:, None])
         # of equal values the lowest index: it is turned round in the low half of the key
         key = tl.max((ordered(best).to(tl.int64) << 32) | (2147483647 - best_at).to(tl.int64), 0)
-        value = unordered((key >> 32).to(tl.int32))
+        value = unordered((key >> 32).to(tl.int32), best.dtype)
         winner = 2147483647 - (key & 0x7FFFFFFF).to(tl.int32)
         winner = tl.minimum(winner, high - 1)  # beyond the end stands the last token, repeated
     else:
@@ -122,7 +126,7 @@ def _best(
 @triton.jit
 def _score_document(
     item, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr, out_ptr,
-    winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
+    winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
     q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
     GRID: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, RESIDENT: tl.constexpr,
@@ -131,6 +135,9 @@ def _score_document(
     """Scores one document, or pair, against the query tile and stores what comes of it."""
     d_base = d_ptr + base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row)
     m_base = d_mask
+    f_base = factors
+    if factors is not None:
+        f_base += base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row
     low = length * 0
     high = length
     if d_mask is not None:
@@ -143,17 +150,19 @@ def _score_document(
     stop = tl.where(live, high, low)  # a tile beyond its query's end asks for no product
 
     value, winner = _best(
-        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, low, stop, D,
+        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, stop, D,
         winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, PRECISION,
         BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES,
     )  # fmt: skip
-    if PRECISION != "native":
+    if scales is not None:
+        value = value.to(tl.float32) * tl.load(scales + doc) * q_scale
+    elif PRECISION != "native":
         value = value * q_scale
         # inf has no halves, and scaled products may leave float32's range: those are found again by plain products
         lost = valid & ((tl.abs(value) < float("inf")) == 0) & (high > low)
         if tl.max(lost.to(tl.int32), 0) > 0:
             exact, exact_winner = _best(
-                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, low, high, D,
+                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
                 winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, "native",
                 BLOCK_LQ, 16, 16, False, False, NARROW, 1,
             )  # fmt: skip
@@ -195,7 +204,7 @@ def _score_document(
 @triton.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
 def _scores_kernel(
     q_ptr, d_ptr, out_ptr, winners_ptr, maxima_ptr,
-    q_starts, q_ends, q_kept_rows, q_kept, d_starts, d_ends, d_mask, pairs_ptr,
+    q_starts, q_ends, q_kept_rows, q_kept, d_starts, d_ends, d_mask, q_scales, scales, factors, pairs_ptr,
     first, items, docs, NQ, ND, ND_OUT, LQ, LD, TQ, TD, D, K, tiles, parts, block_log2,
     q_item, q_row, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row,
     winner_columns,
@@ -270,6 +279,8 @@ def _scores_kernel(
             largest = tl.maximum(largest, tl.max(tl.abs(q_tile), 1))
         q = power(largest)
         q_scale = inverse(q)
+    if q_scales is not None:
+        q_scale = tl.load(q_scales + column + q_index, mask=valid, other=0.0)
     if NORMALIZE:
         squares = tl.zeros([BLOCK_LQ], tl.float32)
         for c in range(0, D, BLOCK_D):
@@ -293,8 +304,8 @@ def _scores_kernel(
             if wanted:
                 _score_document(
                     item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr,
-                    out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ,
-                    block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row,
+                    out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part,
+                    parts, NQ, block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row,
                     winner_columns, GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D,
                     RESIDENT, NARROW, STAGES, LOG2,
                 )  # fmt: skip
@@ -303,8 +314,8 @@ def _scores_kernel(
     else:
         _score_document(
             begin, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr, out_ptr,
-            winners_ptr, maxima_ptr, d_starts, d_mask, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
-            q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
+            winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part, parts, NQ,
+            block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
             GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
             STAGES, LOG2,
         )  # fmt: skip
@@ -321,40 +332,31 @@ PARTS_BYTES = 16 << 20  # sums of the blocks of long queries, held at once
 
 
 def scores(
-    q: Side,
-    d: Side,
-    out: Outputs,
-    pairs: Tensor | None,
-    per_query: int,
-    masked_zero: bool,
-    normalize: bool,
-    precision: str,
-    config: Config,
-) -> Repeatable | None:
+    q: Side, d: Side, out: Outputs, pairs: Tensor | None, per_query: int, masked_zero: bool, normalize: bool,
+    precision: str, config: Config,
+) -> Repeatable | None:  # fmt: skip
     """Writes `out` for every query and document (`pairs` None and `per_query` 0), or for pairs.
 
-    precision: as in `similarities`; "native" for all dtypes but float32. Returns what was launched where it was for all
+    precision: as in `similarities`; "native" for all dtypes but float32. normalize: of documents that are codes, those
+    are of unit vectors already. Returns what was launched where it was for all
     at once, to be repeated on other tensors of the same shapes, strides and alignment.
     """
     grid = pairs is None and not per_query
     rows, kept = (None, None) if q.mask is None else kept_rows(q)
+    if d.scales is not None:
+        q, normalize = encoded(q, d.data.dtype, normalize), False
     block = min(config.BLOCK_LQ, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // config.BLOCK_LQ))
-    if not grid:
-        tiles = parts
-    elif parts > 1:
-        tiles = parts * q.count
-    else:  # short queries share a tile
-        tiles = -(-q.count * block // config.BLOCK_LQ)
     items = d.count if pairs is None else pairs.shape[0]
     queries = q.count if grid else 1
+    tiles = parts * queries
+    if grid and parts == 1:  # short queries share a tile
+        tiles = -(-q.count * block // config.BLOCK_LQ)
     step = min(items, MAX_PROGRAMS // tiles)
     if parts > 1:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
     docs = config.documents if grid else 1
-    sums = out.scores
-    if parts > 1:
-        sums = torch.empty(queries * step * parts, dtype=torch.float32, device=out.scores.device)
+    sums = out.scores if parts == 1 else out.scores.new_empty(queries * step * parts)
     for first in range(0, items, step):
         columns = min(step, items - first)
         target = sums if parts > 1 else out.scores if first == 0 else out.scores[..., first:]
@@ -363,9 +365,8 @@ def scores(
             tiles, parts, block, precision, config, pairs, per_query, masked_zero, normalize,
         )  # fmt: skip
         if parts > 1:
-            count = queries * columns
-            total = sum_parts(sums, out.scores, first, columns, items, count, parts)
-    if step < items:
+            total = sum_parts(sums, out.scores, first, columns, items, queries * columns, parts)
+    if step < items or d.scales is not None:
         return None
     return InParts(launched, sums.numel(), total) if parts > 1 else launched
 
@@ -385,8 +386,8 @@ def launch(
     grid = pairs is None and not per_query
     narrow = config.BLOCK_LD * d.row + D * d.col < 2**31  # offsets inside a tile fit 32 bits
     arguments = (
-        out.winners, out.maxima, q.starts, q.ends, rows, kept, d.starts, d.ends, d.mask, pairs,
-        first, columns, docs, q.count, d.count, items, q.length, d.length, q.rows, d.rows,
+        out.winners, out.maxima, q.starts, q.ends, rows, kept, d.starts, d.ends, d.mask, q.scales, d.scales, d.factors,
+        pairs, first, columns, docs, q.count, d.count, items, q.length, d.length, q.rows, d.rows,
         D, max(per_query, 1), tiles, parts, block.bit_length() - 1,
         q.item, q.row, q.col, d.per_group, d.group, d.item, d.row, d.col, d.mask_group, d.mask_item, d.mask_row,
         0 if out.winners is None else out.winners.shape[1],

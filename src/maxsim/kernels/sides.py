@@ -28,6 +28,8 @@ class Side(NamedTuple):
     mask_group: int
     mask_item: int
     mask_row: int
+    scales: Tensor | None = None  # of codes: one a document, one a slot of queries in a table of winners
+    factors: Tensor | None = None  # int16, one a row of documents: times the document's scale the token's
 
     @property
     def aligned(self) -> bool:
