@@ -16,6 +16,9 @@ from .inputs import Inputs, blocks
 # token of 1,024 moves a score by 2e-5. A contender that rounds similarities or inputs gets one unit of that rounding.
 EXACT, TF32 = 2.0**-18, 2.0**-13
 ROUNDED = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-11}
+# Of documents as codes the truth is the score of what codes stand for. Tensor cores drop bits of sums of e4m3; others
+# quantise their own way.
+SUMS_OF_E4M3, OWN_CODES = 2.0**-12, 2.0**-6
 
 # Largest ‖grad − right‖ / ‖right‖. A rounded similarity changes winners: plain bfloat16 moves a third of the gradient.
 # Unrelated gradients are off by 1 or more.
@@ -26,6 +29,10 @@ def allowed(case: Case, exact: bool, tf32: bool = False) -> float:
     """The largest `Truth.error` of a contender that keeps float32 similarities (`exact`), or rounds them."""
     if case.train:
         return GRADIENT_ROUNDED if not exact else GRADIENT_TF32 if tf32 else GRADIENT_EXACT
+    if case.codec and not exact:
+        return OWN_CODES * case.LQ
+    if case.codec == "fp8":
+        return SUMS_OF_E4M3 * (1 if case.winners else case.LQ)
     share = ROUNDED[case.dtype] if not exact else TF32 if tf32 else EXACT
     return share * (1 if case.winners else case.LQ)  # tokens are unit vectors: Σ‖q‖‖d‖ is LQ
 
@@ -57,6 +64,7 @@ class Truth:
 
 def truth(inputs: Inputs) -> Truth:
     """Every score in float64, and the gradients: seconds, on a GPU or for the cases meant for a CPU."""
+    inputs = inputs.decoded()
     if not inputs.case.train:
         with torch.no_grad():
             return Truth(inputs, _scores(inputs))
