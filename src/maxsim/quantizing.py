@@ -251,17 +251,25 @@ def _residual(
         like.weights[residual.unpacked(like.bits, documents.device)],
     )
     own = torch.zeros(documents.rows, dtype=torch.int32, device=documents.device)
-    again = like.renormalize
+    inverse = torch.ones(documents.rows, device=documents.device) if like.renormalize else None
 
     def encode(block: Block) -> Encoded:
         codes, nearest = residual.encode(block.tokens.float(), centroids, cutoffs)
         own[block.low : block.high] = nearest
-        return Encoded(codes, residual.decode(codes, nearest, centroids, table, again).double())
+        decoded = residual.decode(codes, nearest, centroids, table, None)
+        if inverse is not None:
+            again = residual.inverses(decoded)
+            inverse[block.low : block.high] = again
+            decoded *= again[:, None]
+        return Encoded(codes, decoded.double())
 
-    parameters = dataclasses.replace(like, centroid=own)
+    parameters = dataclasses.replace(like, centroid=own, inverse=inverse)
     made = _encode(documents, parameters, torch.uint8, residual.bytes_a_row(width, like.bits), encode)
     if documents.tokens.mask is not None:
-        own.masked_fill_(~documents.tokens.mask.reshape(-1), 0)
+        left_out = ~documents.tokens.mask.reshape(-1)
+        own.masked_fill_(left_out, 0)
+        if inverse is not None:
+            inverse.masked_fill_(left_out, 1)
     return made
 
 

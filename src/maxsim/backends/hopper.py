@@ -51,6 +51,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
     why += codes_unsupported(d)
+    if d.codes is not None and not d.codes.scaled:
+        return [*why, f"serves int8 and fp8 codes, not {d.codes.codec}"]
     if d.codes is not None and d.codes.factor is not None and (d.codes.codec != "int8" or d.width > 256):
         why.append(f"serves scales of tokens of int8 codes of width 1 to 256, not {d.codes.codec} {d.width}")
     if problem.normalize:

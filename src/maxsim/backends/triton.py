@@ -59,10 +59,10 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     q, d = problem.queries, problem.documents
     out = outputs(problem, winners, maxima)
     precision = "native"
-    if d.codes is None and problem.dtype == torch.float32:  # see kernels/arithmetic.py
+    if problem.dtype == torch.float32 and (d.codes is None or not d.codes.scaled):  # see kernels/arithmetic.py
         precision = "f16x3" if float32_is_exact() else "f16"
     config = forward_config(
-        d.data.element_size(),
+        (q if d.codes is not None and not d.codes.scaled else d).data.element_size(),
         q.width,
         q.max_length,
         q.count if problem.grid else 1,

@@ -25,6 +25,7 @@ from torch import Tensor
 from .arithmetic import column_maximum, halves, inverse, lowest, maximum, ordered, power, similarities, split, unordered
 from .codes import encoded
 from .configs import Config, power_of_two
+from .decoding import NOTHING, decoded, of_rows
 from .launches import InParts, Launch, Repeatable
 from .lost import LOST_DOCUMENTS, any_lost
 from .queries import kept_rows, sum_parts
@@ -32,13 +33,14 @@ from .sides import Side, base, span
 from .spans import kept_span
 
 CODES = ("q_scales", "scales", "factors")
+DECODER = ("ids", "weights", "inverses")
 # Sizes never make a new variant; strides do, since what is known of them decides how wide loads are.
 RUN_TIME = (
     "first", "items", "docs", "NQ", "ND", "ND_OUT", "LQ", "LD", "TQ", "TD", "K", "tiles", "parts", "block_log2",
-    "d_per_group", "m_group", "m_item", "m_row", "winner_columns",
+    "d_per_group", "m_group", "m_item", "m_row", "winner_columns", "words",
 )  # fmt: skip
 # Their alignment changes with what is cut out of them, and no load of theirs is wide.
-TABLES = ("q_starts", "q_ends", "q_kept_rows", "q_kept", "d_starts", "d_ends", "pairs_ptr", *CODES)
+TABLES = ("q_starts", "q_ends", "q_kept_rows", "q_kept", "d_starts", "d_ends", "pairs_ptr", *CODES, *DECODER)
 
 
 @triton.jit
@@ -47,6 +49,7 @@ def _best(
     WINNERS: tl.constexpr, MASKED: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr,
+    decoder, CODEC: tl.constexpr,
 ):  # fmt: skip
     """The largest similarity of each query token over one document's tokens low to high, and the first token that has
     it.
@@ -61,6 +64,7 @@ def _best(
     best_at = tl.full([BLOCK_LD, BLOCK_LQ], 2147483647 if MASKED else 0, tl.int32)  # no winner yet
     token = tl.arange(0, BLOCK_LD)
     zero = low.to(tl.int64) * 0  # widens what is added to it
+    q_type: tl.constexpr = q_start.dtype.element_ty
     for at in tl.range(low, high, BLOCK_LD, num_stages=STAGES if RESIDENT else 1):
         row = tl.minimum(token, high - 1 - at)  # beyond the end the last one again
         if not NARROW:
@@ -69,12 +73,16 @@ def _best(
         sim = tl.zeros([BLOCK_LD, BLOCK_LQ], ACC)
         squares = tl.zeros([BLOCK_LD], tl.float32)
         if RESIDENT:
-            if EVEN_D:
+            if CODEC != 0:
+                d_tile = decoded(
+                    d_base, at + row, row >= 0, d_row, d_col, 0, D, decoder, CODEC, BLOCK_D, EVEN_D, q_type
+                )  # fmt: skip
+            elif EVEN_D:
                 d_tile = tl.load(d_ptrs)
             else:
                 d_tile = tl.load(d_ptrs, mask=d[None, :] < D, other=0.0)
             sim = similarities(d_tile, q, q_low, sim, PRECISION)
-            if NORMALIZE:
+            if NORMALIZE and CODEC == 0:
                 wide = d_tile.to(tl.float32)
                 squares = tl.sum(wide * wide, 1)
         else:
@@ -82,19 +90,25 @@ def _best(
                 d_at = d_ptrs + (zero + c) * d_col
                 q_from = q_ptrs + (zero + c) * q_col
                 if EVEN_D:
-                    d_tile = tl.load(d_at)
                     q_tile = tl.load(q_from, mask=q_live[:, None], other=0.0)
                 else:
-                    d_tile = tl.load(d_at, mask=d[None, :] < D - c, other=0.0)
                     q_tile = tl.load(q_from, mask=q_live[:, None] & (d[None, :] < D - c), other=0.0)
+                if CODEC != 0:
+                    d_tile = decoded(
+                        d_base, at + row, row >= 0, d_row, d_col, c, D, decoder, CODEC, BLOCK_D, EVEN_D, q_type
+                    )  # fmt: skip
+                elif EVEN_D:
+                    d_tile = tl.load(d_at)
+                else:
+                    d_tile = tl.load(d_at, mask=d[None, :] < D - c, other=0.0)
                 q_rest = q_tile
                 if PRECISION != "native":
                     q_tile, q_rest = split(q_tile, q)
                 sim = similarities(d_tile, q_tile, q_rest, sim, PRECISION, True)
-                if NORMALIZE:
+                if NORMALIZE and CODEC == 0:
                     wide = d_tile.to(tl.float32)
                     squares += tl.sum(wide * wide, 1)
-        if NORMALIZE:
+        if NORMALIZE and CODEC == 0:  # of codes, those are of unit vectors already
             sim = sim / tl.maximum(tl.sqrt_rn(squares), 1e-12)[:, None] + 0.0  # no −0: it would lose against 0
         if f_base is not None:
             sim = sim * tl.load(f_base + zero + at + row).to(ACC)[:, None]
@@ -126,11 +140,11 @@ def _best(
 @triton.jit
 def _score_document(
     item, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr, out_ptr,
-    winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
-    q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
+    winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, decoder, first, ND_OUT, D, tile, part, parts, NQ,
+    block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
     GRID: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, RESIDENT: tl.constexpr,
-    NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
+    NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr, CODEC: tl.constexpr,
 ):  # fmt: skip
     """Scores one document, or pair, against the query tile and stores what comes of it."""
     d_base = d_ptr + base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row)
@@ -138,6 +152,8 @@ def _score_document(
     f_base = factors
     if factors is not None:
         f_base += base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row
+    if CODEC != 0:
+        decoder = of_rows(decoder, base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row)
     low = length * 0
     high = length
     if d_mask is not None:
@@ -152,7 +168,7 @@ def _score_document(
     value, winner = _best(
         q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, stop, D,
         winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, PRECISION,
-        BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES,
+        BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES, decoder, CODEC,
     )  # fmt: skip
     if scales is not None:
         value = value.to(tl.float32) * tl.load(scales + doc) * q_scale
@@ -164,7 +180,7 @@ def _score_document(
             exact, exact_winner = _best(
                 q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
                 winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, "native",
-                BLOCK_LQ, 16, 16, False, False, NARROW, 1,
+                BLOCK_LQ, 16, 16, False, False, NARROW, 1, decoder, CODEC,
             )  # fmt: skip
             value = tl.where(lost, exact, value)
             winner = tl.where(lost, exact_winner, winner)
@@ -212,9 +228,11 @@ def _scores_kernel(
     PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
     MANY: tl.constexpr, LOST: tl.constexpr,
+    table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
     """LOST: scores again what is lost in `out_ptr`, every docs-th document a program, at so many of which it looks at
     once."""
+    decoder = (table, words, ids, weights, inverses)
     pid = tl.program_id(0)
     tile = pid % tiles
     end = first + items
@@ -304,20 +322,20 @@ def _scores_kernel(
             if wanted:
                 _score_document(
                     item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr,
-                    out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part,
-                    parts, NQ, block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row,
-                    winner_columns, GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D,
-                    RESIDENT, NARROW, STAGES, LOG2,
+                    out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, decoder, first, ND_OUT, D,
+                    tile, part, parts, NQ, block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group,
+                    m_item, m_row, winner_columns, GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D,
+                    EVEN_D, RESIDENT, NARROW, STAGES, LOG2, CODEC,
                 )  # fmt: skip
             d_start = next_start
             length = next_length
     else:
         _score_document(
             begin, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr, out_ptr,
-            winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part, parts, NQ,
-            block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
+            winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, decoder, first, ND_OUT, D, tile, part, parts,
+            NQ, block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
             GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
-            STAGES, LOG2,
+            STAGES, LOG2, CODEC,
         )  # fmt: skip
 
 
@@ -366,7 +384,7 @@ def scores(
         )  # fmt: skip
         if parts > 1:
             total = sum_parts(sums, out.scores, first, columns, items, queries * columns, parts)
-    if step < items or d.scales is not None:
+    if step < items or d.scales is not None or d.decoder is not None:
         return None
     return InParts(launched, sums.numel(), total) if parts > 1 else launched
 
@@ -394,6 +412,7 @@ def launch(
         q.consecutive, grid, masked_zero, normalize, precision, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D,
         D % config.BLOCK_D == 0, D <= config.BLOCK_D, narrow, config.stages,
         config.BLOCK_LQ.bit_length() - 1, lost or docs > 1, LOST_DOCUMENTS if lost else 0,
+        *(NOTHING if d.decoder is None else d.decoder.arguments),
     )  # fmt: skip
     blocks = (tiles * (docs if lost else -(-columns // docs)), 1, 1)
     kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)

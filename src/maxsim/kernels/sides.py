@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .decoding import Decoder
+
 
 class Side(NamedTuple):
     """Queries or documents: raw tensors and integers. Strides count elements."""
@@ -30,6 +32,7 @@ class Side(NamedTuple):
     mask_row: int
     scales: Tensor | None = None  # of codes: one a document, one a slot of queries in a table of winners
     factors: Tensor | None = None  # int16, one a row of documents: times the document's scale the token's
+    decoder: Decoder | None = None  # of documents whose codes are no numbers
 
     @property
     def aligned(self) -> bool:

@@ -40,6 +40,8 @@ def check(documents: Quantized) -> None:
         wrong = ~tensor.isfinite()
         if name == "scale":
             wrong |= tensor < scaled.LEAST
+        elif name == "inverse":
+            wrong |= tensor <= 0
         elif name in ("radius", "norm"):  # beyond float32's range infinite, and so is the bound
             wrong = ~(tensor >= 0)
         elif name == "cutoffs":
@@ -84,6 +86,8 @@ def _shapes(documents: Quantized) -> dict[str, tuple[int, ...]]:
         count = 0 if parameters.centroids is None else len(parameters.centroids)
         buckets = 1 << parameters.bits
         shapes |= {"centroid": token, "centroids": (count, parameters.width)}
+        if parameters.renormalize:
+            shapes["inverse"] = token
         return shapes | {"weights": (buckets,), "cutoffs": (buckets - 1,)}
     assert parameters.books is not None
     return shapes | {"books": tuple(parameters.books.shape)}

@@ -7,6 +7,7 @@ centroid of each token and its packed bytes. Nothing that is pickled is run: PyT
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from ..packed import Packed
 from .check import check
+from . import residual
 from .codes import Codes
-from .container import Quantized
+from .container import BLOCK, Quantized
 
 
 def read(path: str | os.PathLike[str]) -> Quantized:
@@ -55,12 +57,19 @@ def read(path: str | os.PathLike[str]) -> Quantized:
             normalized=True,
             renormalize=True,
         )
+        parameters = dataclasses.replace(parameters, inverse=_inverses(codes, parameters))
         places = Packed(codes, torch.tensor([0, *accumulate(lengths)], dtype=torch.int64))
         documents = Quantized(codes, parameters, places.max_length, places.starts, places.ends, True)
         check(documents)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: not a whole index of ColBERT or fast-plaid: {error}") from error
     return documents
+
+
+def _inverses(codes: Tensor, parameters: Codes) -> Tensor:
+    read = parameters.reader(codes)
+    parts = [residual.inverses(read(slice(low, low + BLOCK))) for low in range(0, len(codes), BLOCK)]
+    return torch.cat(parts) if parts else torch.empty(0, device="cpu")
 
 
 def _numpy(path: Path) -> Tensor:

@@ -87,11 +87,18 @@ def _reversed(numbers: Tensor, bits: int) -> Tensor:
     return out
 
 
-def decode(codes: Tensor, centroid: Tensor, centroids: Tensor, table: Tensor, renormalize: bool) -> Tensor:
-    """uint8 `[m, W]`, int32 `[m]` → float32 `[m, D]`. `table`: the weights in each byte, `[256, 8 / bits]`."""
+def inverses(tokens: Tensor) -> Tensor:
+    """float32 `[m, D]` → 1 / their norms, float32 `[m]`. They are kept, so that what is decoded has the same bits
+    wherever it is: sums have as many as there are orders to add in."""
+    return torch.linalg.vector_norm(tokens, dim=1, dtype=torch.float64).clamp_min_(1e-12).reciprocal_().float()
+
+
+def decode(codes: Tensor, centroid: Tensor, centroids: Tensor, table: Tensor, inverse: Tensor | None) -> Tensor:
+    """uint8 `[m, W]`, int32 `[m]`, perhaps float32 `[m]` → float32 `[m, D]`. `table`: the weights in each byte,
+    `[256, 8 / bits]`."""
     tokens = centroids.index_select(0, centroid)
     weights = gathered(table, codes.reshape(-1).int()).view(len(codes), codes.shape[1] * table.shape[1])
     tokens += weights[:, : tokens.shape[1]]
-    if renormalize:
-        tokens /= torch.linalg.vector_norm(tokens, dim=1, keepdim=True).clamp_min_(1e-12)
+    if inverse is not None:
+        tokens *= inverse[:, None]
     return tokens
