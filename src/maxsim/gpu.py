@@ -11,7 +11,7 @@ from torch import Tensor
 from .kernels import gradients
 from .kernels.decoding import Decoder
 from .kernels.launches import Repeatable
-from .kernels.scores import Outputs
+from .kernels.scores_launch import Outputs
 from .kernels.sides import Side
 from .layout import Problem, Tokens
 from .quantized.codes import Codes

@@ -22,7 +22,7 @@ from ..kernels.configs import (
 from ..kernels.hopper_few import hopper_few
 from ..kernels.hopper_launch import hopper_scores
 from ..kernels.launches import Repeatable
-from ..kernels.scores import PARTS_BYTES
+from ..kernels.scores_launch import PARTS_BYTES
 from ..layout import Problem, Tokens
 from ..precision import float32_is_exact
 from ..result import Scored

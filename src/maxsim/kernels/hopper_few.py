@@ -19,7 +19,7 @@ tokens is the same tree of adjacent pairs.
 from __future__ import annotations
 
 from . import arithmetic
-from .codes import encoded
+from .codes import after_encoding, encoded
 from .configs import FewConfig, power_of_two
 from .gluon_names import (
     TensorDescriptor,
@@ -38,8 +38,9 @@ from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
 from .hopper_stream import cut, enter, fetch, next_kept, segment, tile_from
 from .hopper_tile import keep_queries, of_codes, pair_sums, query_tokens, scaled_maxima
 from .hopper_zero import or_zero, zero_wins
+from .launches import Repeatable, without
 from .queries import kept_rows
-from .scores import Outputs
+from .scores_launch import Outputs
 from .sides import Side
 from .spans import NO_GAP, kept_bits, kept_spans
 
@@ -269,13 +270,14 @@ def hopper_few(
     masked_zero: bool,
     config: FewConfig,
     per_query: int = 0,
-) -> HopperLaunch | None:
+) -> Repeatable | None:
     """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows, or with documents of its
     own each one."""
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    encode = None
     if d.scales is not None:
-        q = encoded(q, d.data.dtype)
+        q, encode = encoded(q, d.data.dtype)
     block = config.BLOCK_LQ if per_query else max(16, power_of_two(q.length))
     layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
     programs = (min(processors * config.programs, d.count), 1, 1)
@@ -303,5 +305,6 @@ def hopper_few(
             q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, 1, precision, masked_zero, processors,
             per_query,
         )  # fmt: skip
-    plain = q.mask is None and d.mask is None and d.scales is None
-    return HopperLaunch(kernel, programs, describe, arguments[1:], lost) if plain else None
+    if q.mask is not None or d.mask is not None:
+        return None
+    return after_encoding(HopperLaunch(kernel, programs, describe, without(arguments[1:], q.scales), lost), q, encode)

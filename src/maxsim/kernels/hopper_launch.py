@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .codes import encoded
+from .codes import after_encoding, encoded
 from .configs import HopperConfig, forward_config, power_of_two, splits_documents
 from .gluon_names import TensorDescriptor, gl
 from .hopper_float32 import _hopper_float32_kernel
@@ -15,9 +15,9 @@ from .hopper_scores import _hopper_scores_kernel
 from .hopper_slices import _query_halves_kernel, _query_tiles_kernel
 from .hopper_wide import _hopper_wide_kernel
 from .hopper_wide_float32 import _hopper_wide_float32_kernel
-from .launches import InParts, Launch, Repeatable
+from .launches import InParts, Launch, Repeatable, filled, without
 from .queries import kept_rows, sum_parts, sum_pieces
-from .scores import PARTS_BYTES, Outputs, launch
+from .scores_launch import PARTS_BYTES, Outputs, launch
 from .sides import Side
 from .spans import kept_bits, kept_spans
 
@@ -70,9 +70,12 @@ class HopperLaunch(NamedTuple):
     lost: Launch | None = None  # float32: what is scored again
     tiles: QueryTiles | None = None  # wide tokens: the queries laid out anew
 
-    def repeat(self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None) -> None:
+    def repeat(
+        self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None, scales: Tensor | None = None
+    ) -> None:
         q = (queries,) if self.tiles is None else self.tiles.laid_out(queries)
-        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), *q, target, winners, *self.arguments)
+        arguments = filled(self.arguments, scales)
+        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), *q, target, winners, *arguments)
         if self.lost is not None:
             self.lost.repeat(queries, documents, target, winners)
 
@@ -89,8 +92,9 @@ def hopper_scores(
     """
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    encode = None
     if d.scales is not None:
-        q = encoded(q, d.data.dtype)
+        q, encode = encoded(q, d.data.dtype)
     block = 128 if per_query else min(128, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // 128))
     queries = q.count
@@ -187,10 +191,8 @@ def hopper_scores(
             total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
     if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None:
         return None
-    if d.scales is not None:
-        return None
-    launched = HopperLaunch(kernel, programs, describe, arguments[1:], lost, moved)
-    return InParts(launched, sums.numel(), total) if parts > 1 else launched
+    launched = HopperLaunch(kernel, programs, describe, without(arguments[1:], q.scales), lost, moved)
+    return after_encoding(InParts(launched, sums.numel(), total) if parts > 1 else launched, q, encode)
 
 
 def score_lost(

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..packed import Packed
-from .check import check
 from . import residual
+from .check import check
 from .codes import Codes
 from .container import BLOCK, Quantized
 

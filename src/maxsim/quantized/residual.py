@@ -90,7 +90,8 @@ def _reversed(numbers: Tensor, bits: int) -> Tensor:
 def inverses(tokens: Tensor) -> Tensor:
     """float32 `[m, D]` → 1 / their norms, float32 `[m]`. They are kept, so that what is decoded has the same bits
     wherever it is: sums have as many as there are orders to add in."""
-    return torch.linalg.vector_norm(tokens, dim=1, dtype=torch.float64).clamp_min_(1e-12).reciprocal_().float()
+    norms: Tensor = torch.linalg.vector_norm(tokens, dim=1, dtype=torch.float64)
+    return norms.clamp_min_(1e-12).reciprocal_().float()
 
 
 def decode(codes: Tensor, centroid: Tensor, centroids: Tensor, table: Tensor, inverse: Tensor | None) -> Tensor:
