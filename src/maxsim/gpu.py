@@ -61,6 +61,8 @@ def again(launch: Repeatable | None, problem: Problem, out: Outputs) -> Again | 
     q = problem.queries
     if launch is None or out.maxima is not None or q.ragged or q.mask is not None:
         return None
+    if problem.pairs is not None or problem.documents.mask is not None:  # calls of which no plan is kept
+        return None
     K = problem.per_query
     shape = (q.count, K) if K else problem.shape
     table = None if out.winners is None else (problem.winners_shape, problem.winners_dtype)

@@ -131,8 +131,8 @@ def _gradients(
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     queries, documents, *_, need_queries, need_documents = arguments
     return (
-        torch.empty_like(queries) if need_queries else queries.new_empty(0),
-        torch.empty_like(documents) if need_documents else documents.new_empty(0),
+        queries.new_empty(queries.shape if need_queries else 0),  # contiguous, whatever the strides of queries
+        documents.new_empty(documents.shape if need_documents else 0),
     )
 
 

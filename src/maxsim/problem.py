@@ -70,7 +70,8 @@ class Tokens:
         codes = None if self.codes is None else self.codes.range(low, high, self.ragged)
         if self.starts is not None and self.ends is not None:
             starts, ends = self.starts[low:high], self.ends[low:high]
-            return dataclasses.replace(self, count=high - low, starts=starts, ends=ends, consecutive=False, codes=codes)
+            whole = self.consecutive and (low, high) == (0, self.count)
+            return dataclasses.replace(self, count=high - low, starts=starts, ends=ends, consecutive=whole, codes=codes)
         mask = None if self.mask is None else self.mask[low:high]
         return dataclasses.replace(self, data=self.data[low:high], count=high - low, mask=mask, codes=codes)
 

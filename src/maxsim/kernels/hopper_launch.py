@@ -38,12 +38,13 @@ class QueryTiles(NamedTuple):
     arguments: tuple[Any, ...]
     tiles: int
     slices: int
-    box: tuple[int, int]
+    box: list[int]
+    layout: Any
     halves: int = 0  # of float32 tokens, whose scales come too
 
     def laid_out(self, queries: Tensor) -> tuple[TensorDescriptor | Tensor, ...]:
         """Their descriptor, and what else a kernel takes in place of queries."""
-        box = list(self.box)
+        box = self.box
         shape = [self.tiles * box[0], self.slices * box[1] * max(self.halves, 1)]
         dtype = torch.float16 if self.halves else queries.dtype
         rows = torch.empty(shape, dtype=dtype, device=queries.device)
@@ -56,8 +57,7 @@ class QueryTiles(NamedTuple):
             )
         else:
             _query_tiles_kernel[(self.tiles, self.slices)](queries, rows, *self.arguments, num_warps=4)
-        layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[dtype])
-        return TensorDescriptor(rows, shape, [shape[1], 1], box, layout), *scales
+        return TensorDescriptor(rows, shape, [shape[1], 1], box, self.layout), *scales
 
 
 class HopperLaunch(NamedTuple):
@@ -137,12 +137,13 @@ def hopper_scores(
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
         run = _hopper_wide_float32_kernel if wide else _hopper_float32_kernel
     programs = (processors, 1, 1)
+    all_bits = None if d.mask is None or d.starts is None else kept_bits(d.mask)
     for first in range(0, d.count, step):
         part = _documents(d, first, min(step, d.count - first))
         starts, ends, bits, gaps = part.starts, part.ends, None, None
         if part.mask is not None:
             starts, ends, gaps = kept_spans(part, d_item, masked_zero)
-            bits = kept_bits(part.mask)
+            bits = kept_bits(part.mask) if all_bits is None else all_bits
         count = d_rows - first * d_item
         describe = ([count, D], [d.row, 1], box, layout)
         for pair in range(0, q_tiles, pairs):
@@ -165,7 +166,11 @@ def hopper_scores(
                     places = (q.starts, q.ends, q_rows, q_kept, 2 * pair, q.count, q.length, q.rows, D, parts,
                               block.bit_length() - 1, q.item, q.row, q.col, q.consecutive, config.BLOCK_D)  # fmt: skip
                     halves = {"native": 0, "f16": 1, "f16x3": 2}[precision]
-                    moved = QueryTiles(places, there, slices, (128, config.BLOCK_D), halves)
+                    query_box = [128, config.BLOCK_D]
+                    kind = gl.float16 if halves else GLUON[q.data.dtype]
+                    moved = QueryTiles(
+                        places, there, slices, query_box, gl.NVMMASharedLayout.get_default_for(query_box, kind), halves
+                    )
             else:
                 arguments += (per_query or None,)
             if native:
