@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import dispatch
 from ..errors import UnsupportedError
-from ..layout import Problem, make_problem
+from ..layout import make_problem
 from ..ops import matches, score, score_pairs
 from .cases import Case, parse
 from .contenders import at_precision, naive
@@ -108,8 +108,7 @@ def _masks(inputs: Inputs) -> dict[str, Any]:
 
 
 def _serves(inputs: Inputs, backend: str) -> bool:
-    pairs = {"pairwise": True} if inputs.case.pairs else {}
-    problem: Problem = make_problem(inputs.queries, _documents(inputs), *_masks(inputs).values(), **pairs)
+    problem = make_problem(inputs.queries, _documents(inputs), **_masks(inputs), pairwise=inputs.case.pairs)
     try:
         return backend == dispatch.select(problem, backend).NAME
     except UnsupportedError:
