@@ -179,7 +179,9 @@ SUITES: dict[str, tuple[Case, ...]] = {
     ),
     "wide": _cases(
         """
+        1x32-5000x300-d256-float16
         1x32-4000x300-d320-float16
+        1x32-4000x300-d384-float16
         1x32-4000x300-d768-float16
         1x32-2000x300-d1024-float16
         1x32-1000x300-d2560-float16
