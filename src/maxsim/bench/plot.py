@@ -31,9 +31,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> Path:
             panel.text(share, place, f" {median:.4g} ms", va="center", fontsize=8)
         panel.axvline(100, color="black", linewidth=0.8)
         panel.set_xlim(0, max(118.0, 1.18 * max(shares)))
-        panel.set_title(
-            f"{outcome.case.name}: % of what the {limit} would take ({floor:.4g} ms)", fontsize=9, loc="left"
-        )
+        panel.set_title(f"{outcome.case.name}: % of the limit ({limit}, {floor:.4g} ms)", fontsize=9, loc="left")
         panel.tick_params(labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
