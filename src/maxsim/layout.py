@@ -134,6 +134,7 @@ def _from_quantized(value: Quantized, mask: MaskLike, side: str) -> Tokens:
         value.consecutive,
         kept,
         value.parameters,
+        value.floats,
     )
 
 
@@ -238,6 +239,11 @@ def _agree(q: Tokens, d: Tokens) -> tuple[Tokens, Tokens]:
     if d.codes is None and q.data.dtype != d.data.dtype:
         raise TypeError(
             f"queries are {q.data.dtype} and documents {d.data.dtype}: cast one, for example queries.to({d.data.dtype})"
+        )
+    if d.floats is not None and q.data.dtype != d.floats.dtype:
+        raise TypeError(
+            f"queries are {q.data.dtype} and the documents that gradients go straight through to {d.floats.dtype}: "
+            f"cast one, for example queries.to({d.floats.dtype})"
         )
     if q.width != d.width:
         raise ValueError(f"queries have width {q.width} and documents {d.width}")

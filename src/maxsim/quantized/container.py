@@ -28,11 +28,13 @@ class Quantized:
     parameters: the codec's `Codes`.
     saturated: how many values were beyond the largest code (of all documents quantised together, whatever was selected
         since).
+    floats: the documents' tokens in the layout of the codes, which gradients go straight through to (`quantize(...,
+        straight_through=True)`), or None. No part of `nbytes`, nor of saved files.
     """
 
     __slots__ = (
-        "__weakref__", "codes", "consecutive", "ends", "mask", "max_length", "parameters", "per_query", "saturated",
-        "starts",
+        "__weakref__", "codes", "consecutive", "ends", "floats", "mask", "max_length", "parameters", "per_query",
+        "saturated", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -46,10 +48,11 @@ class Quantized:
         mask: Tensor | None = None,
         saturated: int = 0,
         per_query: int = 0,
+        floats: Tensor | None = None,
     ):
         self.codes, self.parameters, self.max_length = codes, parameters, max_length
         self.starts, self.ends, self.consecutive = starts, ends, consecutive
-        self.mask, self.saturated, self.per_query = mask, saturated, per_query
+        self.mask, self.saturated, self.per_query, self.floats = mask, saturated, per_query, floats
 
     @property
     def codec(self) -> str:
@@ -99,6 +102,7 @@ class Quantized:
             starts=move(self.starts),
             ends=move(self.ends),
             mask=move(self.mask),
+            floats=move(self.floats),
         )
 
     def __getitem__(self, index: Any) -> Quantized:
@@ -129,8 +133,8 @@ class Quantized:
         ragged = self.starts is not None
         parameters = self.parameters.range(low, high, ragged)
         if self.starts is None or self.ends is None:
-            mask = None if self.mask is None else self.mask[low:high]
-            return self._with(codes=self.codes[low:high], parameters=parameters, mask=mask)
+            mask, floats = (None if each is None else each[low:high] for each in (self.mask, self.floats))
+            return self._with(codes=self.codes[low:high], parameters=parameters, mask=mask, floats=floats)
         whole = (low, high) == (0, len(self))
         places = {"starts": self.starts[low:high], "ends": self.ends[low:high]}
         return self._with(parameters=parameters, consecutive=self.consecutive and whole, **places)
@@ -164,6 +168,7 @@ class Quantized:
             ends=starts + L,
             consecutive=True,
             mask=None if self.mask is None else self.mask.reshape(-1),
+            floats=None if self.floats is None else self.floats.reshape(N * L, self.width),
         )
 
     def compact(self) -> Quantized:
@@ -179,6 +184,7 @@ class Quantized:
             ends=ends,
             consecutive=True,
             mask=None if self.mask is None else self.mask[rows],
+            floats=None if self.floats is None else self.floats[rows],
         )
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:
