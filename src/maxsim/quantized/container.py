@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..packed import Packed, numbers
+from . import scaled
 from .codes import Codes, owners, rows_of
 
 BLOCK = 1 << 14  # rows decoded at a time
@@ -24,7 +25,8 @@ class Quantized:
 
     codes: `[N, L, W]` for padded documents, else `[T, W]`, of which document n is `codes[starts[n]:ends[n]]`.
     mask: boolean, `[N, L]` or `[T]`, True = keep, as given to `quantize`, or None. It always applies; a
-        `document_mask` of a scoring function leaves out more.
+        `document_mask` of a scoring function leaves out more: it has one entry a row of `codes`, or, where documents
+        are not padded (or were selected by other than a plain slice), it is one mask a document, as for a list.
     parameters: the codec's `Codes`.
     saturated: how many values were beyond the largest code (of all documents quantised together, whatever was selected
         since).
@@ -235,8 +237,8 @@ class Quantized:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Quantized:
-        """Reads what `save` wrote, after looking at every code: none is beyond its tables, which kernels
-        read. There is no checksum: a bit that has changed inside a code's range is not noticed.
+        """Reads what `save` wrote, after looking at every byte: checksums are those that were written, and no code is
+        beyond its tables, which kernels read.
 
         Raises:
             ValueError: no such file of ours, one of a newer format, or cut short or damaged; says where.
@@ -253,12 +255,24 @@ class Quantized:
         never seen, so there is no bound, and nothing to certify.
 
         Raises:
-            ValueError: not such an index, or a damaged one. OSError: a file is missing or cannot be read.
+            ValueError: not such an index, or a damaged one; names the file. OSError: a file is missing or cannot be
+                read.
         """
         from .plaid import read
 
         return read(path).to(device)
 
+    def _state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "__weakref__"}
+
     def _with(self, **changes: Any) -> Quantized:
-        kept = {name: getattr(self, name) for name in self.__slots__ if name != "__weakref__"}
-        return Quantized(**kept | changes)
+        return Quantized(**self._state() | changes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and other processes. Codes as bytes: PyTorch's pickles know no fp8."""
+        return self._state() | {"codes": self.codes.view(torch.uint8)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.codes = self.codes.view(scaled.STORED.get(self.codec, torch.uint8))
