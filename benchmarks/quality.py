@@ -146,16 +146,20 @@ def rescored(found: judged.Judged, documents: Documents, asked: int) -> float | 
     return certified.rescored.double().mean().item() / len(documents)
 
 
-def measured(found: judged.Judged, centroids: int | None, asked: int, commit: str | None) -> list[Quality]:
-    """All codecs on a collection, each printed."""
+def measured(
+    found: judged.Judged, chosen: Sequence[str] | None, centroids: int | None, asked: int, commit: str | None
+) -> list[Quality]:
+    """Codecs on a collection, all or those chosen, each printed."""
     where = asdict(environment("cpu", commit))
     width = found.documents.tokens.shape[1]
     exact = maxsim.score(found.queries, found.documents)
     truth = best_of(exact, BEST)
     sizes = f"{len(found.documents)} documents, {len(found.documents.tokens)} tokens of width {width}"
     print(f"\n{found.name}: {sizes}, {len(found.queries)} queries\n{HEADER}", flush=True)
-    rows = []
+    rows: list[Quality] = []
     for name, make in {"float32": lambda *sides: sides, **codecs(width, centroids)}.items():
+        if rows and chosen and name not in chosen:
+            continue
         begun = time.perf_counter()
         queries, documents = make(found.queries, found.documents)
         seconds = time.perf_counter() - begun
@@ -219,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measures what quantised documents cost in quality.")
     names = ", ".join((*judged.COLLECTIONS, "random-128"))
     parser.add_argument("collections", nargs="*", default=COLLECTIONS, help=f"of {names}; -WIDTH behind any")
+    parser.add_argument("--codecs", type=lambda text: text.split(","), help="such as int8,pq-16 (all)")
     parser.add_argument("--queries", type=int, default=250, help="of a collection, at most 500")
     parser.add_argument("--certified", type=int, default=50, help="queries to search with a certificate")
     parser.add_argument("--centroids", type=int, default=1024, help="of residual codes; 0: 16 √tokens, as PLAID has")
@@ -234,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except SystemExit as missing:  # a package
             print(f"\n{name}: left out: {missing}", flush=True)
             continue
-        rows += measured(found, chosen.centroids or None, chosen.certified, chosen.commit)
+        rows += measured(found, chosen.codecs, chosen.centroids or None, chosen.certified, chosen.commit)
         kept = write(rows, Path(chosen.out), "quality")  # after every collection: what follows may be stopped
     print(f"\n{CLAIMS}\nrecord: {kept}")
 

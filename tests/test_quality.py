@@ -58,6 +58,8 @@ def test_its_table_and_record(quality, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(quality.judged.COLLECTIONS, "none", missing)
     options = ["--queries", "12", "--certified", "4", "--centroids", "8", "--commit", "abc"]
+    quality.main(["random-8", "--codecs", "int8", *options, "--out", str(tmp_path / "other")])
+    assert len(next((tmp_path / "other").iterdir()).read_text().splitlines()) == 2
     options += ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
     quality.main(["tiny", "none", "random-8", *options])
     assert encoder.calls == 2  # documents and queries, once
