@@ -317,6 +317,17 @@ def test_masks_of_selected_documents(index, form):
                 maxsim.score(q, some, None, wrong)
 
 
+@pytest.mark.parametrize("index", [slice(None, None, 2), slice(1, 4), [5, 0, 5], [3]], ids=str)
+def test_selected_documents_decoded_with_their_mask(index):
+    d, q = random(1, 6, 4, 8), random(2, 2, 3, 8)
+    mask = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) < 0.7
+    chosen = list(range(6)[index]) if isinstance(index, slice) else index
+    for made in (quantize(d, "int8", mask), quantize(list(d), "int8", list(mask))):
+        wanted = maxsim.score(q, made.dequantize(), None, made.mask)[:, chosen]
+        some = made[index]
+        assert torch.equal(maxsim.score(q, some.dequantize(), None, some.compact().mask), wanted)
+
+
 def test_masks_by_rows_of_selected_documents():
     """One entry a row of codes, as the buffer of `Views` has it."""
     d, q = random(1, 6, 4, 8), random(2, 2, 3, 8)

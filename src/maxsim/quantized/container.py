@@ -192,8 +192,8 @@ class Quantized:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:
         """What the codes stand for: `[N, L, D]` for padded documents, else `Packed` (of selected documents those).
 
-        Tokens outside the mask are 0; scores of the result need `document_mask=quantized.mask` as scores of the codes
-        do not.
+        Tokens outside the mask are 0; scores of the result need `document_mask=quantized.compact().mask` as scores of
+        the codes do not.
         """
         if self.starts is None:
             N, L, _ = self.codes.shape
