@@ -135,7 +135,7 @@ def score(
     assert problem is not None
     q, d = problem.queries.data, problem.documents.data
     blocks = exchanged(talk, facts, problem)
-    shares = Shares(problem.with_data(q.new_empty(0), d.new_empty(0)), backend)
+    shares = Shares(problem.with_leaves(q.new_empty(0), d.new_empty(0)), backend)
     transport = _METHODS[method](talk, shares, blocks, problem.device)
     if not tracked:
         return transport.forward(q, d.reshape(-1), False)[0]
