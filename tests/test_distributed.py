@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import time
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 from lanes import integers, random
 from ranks import Ranks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import maxsim
 from maxsim import Packed, Views, autograd
@@ -396,6 +399,71 @@ def on_failure_inside(method: str) -> None:
         finally:
             setattr(autograd, name, right)
     plain(method)
+
+
+class Short(TorchDispatchMode):
+    """Memory for `left` of the package's allocations, but for what ranks say to each other."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        frame, within = sys._getframe(), set()
+        while frame is not None:
+            within.add((frame.f_globals["__name__"].split(".")[0], frame.f_code.co_name))
+            frame = frame.f_back
+        calls = {name for package, name in within if package == "maxsim"}
+        if calls and "agree" not in calls and function.namespace != "c10d":
+            held = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if torch.is_tensor(each)}
+            new = [x for x in tree_leaves(made) if torch.is_tensor(x) and x.untyped_storage().data_ptr() not in held]
+            taken = sum(x.numel() > 0 for x in new)
+            self.left -= taken
+            if taken and self.left < 0:
+                raise MemoryError("no memory for this")
+        return made
+
+
+def on_any_allocation(form: str, method: str) -> None:
+    """Memory that runs out on one rank, wherever it is asked for."""
+    rank = dist.get_rank()
+    queries, documents, masks = items_of(form, 2)
+    leaf, given, mask = built(form, rank, documents[rank], masks[rank], torch.float32)
+    if isinstance(given, torch.Tensor):  # not contiguous
+        given = torch.cat([given, given], 2)[..., :D]
+    q = torch.cat(queries[rank])[None]
+    with Short(1000):  # the first such mode imports much
+        score(q, given, None, mask, method=method)
+    for wanted in ("score", "backward"):
+        for left in range(200):
+            scores = None if wanted == "score" else score(q, given, None, mask, method=method)
+            upstream = None if scores is None else torch.ones_like(scores)
+            full, failure = Short(left if rank else 1000), None
+            start = time.monotonic()
+            try:
+                with full:
+                    if scores is None:
+                        score(q, given, None, mask, method=method)
+                    else:
+                        torch.autograd.grad(scores, leaf, upstream)
+            except (MemoryError, RuntimeError) as error:
+                failure = error
+            assert time.monotonic() - start < 10
+            ended = torch.tensor(int(failure is None))
+            dist.broadcast(ended, 1)
+            if ended:
+                assert failure is None
+                break
+            assert isinstance(failure, MemoryError if rank else RuntimeError), failure
+            assert "no memory for this" in str(failure)
+        assert left > 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("form", ["padded", "masked on 0", "mixed", "packed, none on 1"])
+def test_memory_that_runs_out_anywhere(two, form, method):
+    two.run(on_any_allocation, form, method)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..dispatch import select
 from ..graph import differentiable_scores
 from ..layout import FLOATS, MaskLike, Problem, TokensLike, make_problem
-from .blocks import exchanged, facts_of
+from .blocks import facts_of
 from .function import differentiable
 from .gather import Gather
 from .ring import Ring
@@ -134,11 +134,10 @@ def score(
     tracked, facts = _arguments(talk, problem, method, failure)
     assert problem is not None
     q, d = problem.queries.data, problem.documents.data
-    blocks = exchanged(talk, facts, problem)
-    shares = Shares(problem.with_data(q.new_empty(0), d.new_empty(0)), backend)
-    transport = _METHODS[method](talk, shares, blocks, problem.device)
+    shares = Shares(problem.with_data(q.new_empty(0), d.new_empty(0, d.shape[-1])), backend)
+    transport = _METHODS[method](talk, shares, facts)
     if not tracked:
-        return transport.forward(q, d.reshape(-1), False)[0]
+        return transport.forward(q, d, False)[0]
     sides = (problem.queries, problem.documents)
     places = [place for side in sides for place in (side.starts, side.ends) if place is not None]
     return differentiable(q, d, transport, places)
