@@ -545,8 +545,13 @@ def test_without_a_group():
     for wrong in (-2, 1.5, True):
         with pytest.raises(ValueError, match="count must be"):
             offset(wrong)
-    assert mean(torch.tensor([1.0, 3.0])) == 2
-    assert mean(torch.zeros(0)) == 0
+    for length in range(1, 200):
+        losses = random(length, length)
+        assert torch.equal(mean(losses), losses.mean())
+    assert mean(torch.zeros(0)).isnan()
+    for wrong in (torch.tensor([1, 3]), [1.0]):
+        with pytest.raises(TypeError, match=r"losses must be a tensor of floats, got (torch.int64|list)"):
+            mean(wrong)
 
 
 def test_reached_from_the_package():
@@ -559,6 +564,27 @@ def test_reached_from_the_package():
 
 
 # The loss
+
+
+def on_mean() -> None:
+    """The bits of `losses.mean()` where all ranks have equally many queries; what it is of none."""
+    rank = dist.get_rank()
+    for length in range(1, 60):
+        losses = random(100 * length + rank, length, device=here())
+        assert torch.equal(mean(losses), losses.mean())
+    many = torch.full((1000,), 100.0, dtype=torch.float16, device=here())  # whose sum is beyond float16
+    assert mean(many) == 100
+    some = torch.ones(3 * rank, device=here(), requires_grad=True)
+    loss = mean(some)
+    assert loss == 2 * rank
+    loss.backward()
+    assert torch.equal(some.grad, torch.full_like(some, 2 / 3))
+    assert mean(some[:0]).isnan()
+    told(lambda: mean(3.0 if rank else some), 1, TypeError, "losses must be")
+
+
+def test_mean(two):
+    two.run(on_mean)
 
 
 def on_loss(counts: list[int], method: str) -> None:
@@ -585,7 +611,7 @@ def on_loss(counts: list[int], method: str) -> None:
     torch.testing.assert_close(mine, whole[first : first + counts[rank]])
     loss = mean(mine)
     if len(set(counts)) == 1:
-        torch.testing.assert_close(loss, mine.mean())
+        assert torch.equal(loss, mine.mean())
     loss.backward()
     for found, wanted in zip(encoder.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(found.grad, wanted.grad, rtol=tolerance, atol=tolerance)
