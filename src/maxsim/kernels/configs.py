@@ -49,6 +49,8 @@ class FewConfig:
     stages: int
     programs: int
     registers: int
+    decoders: int = 0
+    decoder_registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,9 @@ def few_decoded_config(D: int, rows: int, winners: bool) -> FewConfig | None:
     if D > 128 or rows > (32 if winners else 64):
         return None
     BLOCK_D = 64 if D <= 64 else 128
-    return FewConfig(32 if rows <= 32 else 64, 64, BLOCK_D, 4, 2, 64)
+    if winners or rows > 32:
+        return FewConfig(32 if rows <= 32 else 64, 64, BLOCK_D, 3, 3, 80, 1, 72)
+    return FewConfig(32, 64, BLOCK_D, 2, 4, 64, 1, 64)
 
 
 def hopper_decoded_config(D: int, bits: int) -> HopperConfig | None:

@@ -16,8 +16,6 @@ from .hopper_maxima import ROWS
 from .hopper_scores import RUN_TIME, TABLES, _score_partition
 from .sides import Side
 
-DECODERS = gl.constexpr(3)  # warpgroups that decode for one that multiplies
-
 
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=(*TABLES, "weights"))
 def _hopper_few_decoded_kernel(
@@ -26,6 +24,7 @@ def _hopper_few_decoded_kernel(
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
+    DECODERS: gl.constexpr, REGISTERS: gl.constexpr,
     i_desc, v_desc, table, weights, EVEN_D: gl.constexpr,
 ):  # fmt: skip
     q_type: gl.constexpr = q_ptr.dtype.element_ty
@@ -49,25 +48,54 @@ def _hopper_few_decoded_kernel(
         mbarrier.init(empty.index(i), count=1)
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
-    gl.warp_specialize([
-        (_few_partition, (
-            stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
-        (decode_partition, (
-            stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-            full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-            DECODERS, 0, 0, 0, STAGES)),
-        (decode_partition, (
-            stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-            full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-            DECODERS, 1, 1, 0, STAGES)),
-        (decode_partition, (
-            stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-            full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-            DECODERS, 2, 2, 0, STAGES)),
-    ], [4] * DECODERS, [64] * DECODERS)  # fmt: skip
+    if DECODERS == 1:
+        gl.warp_specialize([
+            (_few_partition, (
+                stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+                q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
+                NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+                Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
+            (decode_partition, (
+                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
+                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
+                DECODERS, 0, 0, 0, STAGES)),
+        ], [4] * DECODERS, [REGISTERS] * DECODERS)  # fmt: skip
+    elif DECODERS == 2:
+        gl.warp_specialize([
+            (_few_partition, (
+                stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+                q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
+                NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+                Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
+            (decode_partition, (
+                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
+                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
+                DECODERS, 0, 0, 0, STAGES)),
+            (decode_partition, (
+                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
+                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
+                DECODERS, 1, 1, 0, STAGES)),
+        ], [4] * DECODERS, [REGISTERS] * DECODERS)  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_few_partition, (
+                stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+                q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
+                NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+                Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
+            (decode_partition, (
+                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
+                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
+                DECODERS, 0, 0, 0, STAGES)),
+            (decode_partition, (
+                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
+                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
+                DECODERS, 1, 1, 0, STAGES)),
+            (decode_partition, (
+                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
+                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
+                DECODERS, 2, 2, 0, STAGES)),
+        ], [4] * DECODERS, [REGISTERS] * DECODERS)  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=(*TABLES, "weights"))

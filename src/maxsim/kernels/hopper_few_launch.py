@@ -51,7 +51,9 @@ def hopper_few(
     options = {"num_warps": 4, "maxnreg": config.registers}
     if d.decoder is not None:
         codes, *beside = decoded_tiles(d, d_rows, box)
-        _hopper_few_decoded_kernel[programs](codes, q.data, out.scores, *places, *tiles, *beside, **options)
+        _hopper_few_decoded_kernel[programs](
+            codes, q.data, out.scores, *places, *tiles, config.decoders, config.decoder_registers, *beside, **options
+        )
         return None
     layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
     describe = ([d_rows, D], [d.row, 1], box, layout)

@@ -29,7 +29,7 @@ from .decoding import NOTHING, decoded
 from .launches import InParts, Launch, Repeatable
 from .lost import LOST_DOCUMENTS, any_lost
 from .queries import kept_rows, sum_parts
-from .sides import Side, base, span
+from .sides import Side, base, columns_of, span, squares_of
 from .spans import kept_span
 
 CODES = ("q_scales", "scales", "factors")
@@ -65,27 +65,21 @@ def _best(
     token = tl.arange(0, BLOCK_LD)
     zero = low.to(tl.int64) * 0  # widens what is added to it
     q_type: tl.constexpr = q_start.dtype.element_ty
+    rows = (d_base - d_first * d_row, d_row, d_col, D)
     for at in tl.range(low, high, BLOCK_LD, num_stages=STAGES if RESIDENT else 1):
         row = tl.minimum(token, high - 1 - at)  # beyond the end the last one again
-        if not NARROW:
-            row = row.to(tl.int64)
+        row = row if NARROW else row.to(tl.int64)
         d_ptrs = d_base + (zero + at) * d_row + (row[:, None] * d_row + d[None, :] * d_col)
         sim = tl.zeros([BLOCK_LD, BLOCK_LQ], ACC)
         squares = tl.zeros([BLOCK_LD], tl.float32)
         if RESIDENT:
             if CODEC != 0:
-                d_tile = decoded(
-                    d_base - d_first * d_row, d_first + at + row, None, d_row, d_col, 0, D, decoder, CODEC, BLOCK_D,
-                    EVEN_D, q_type,
-                )  # fmt: skip
-            elif EVEN_D:
-                d_tile = tl.load(d_ptrs)
+                d_tile = decoded(rows, d_first + at + row, None, 0, decoder, CODEC, BLOCK_D, EVEN_D, q_type)
             else:
-                d_tile = tl.load(d_ptrs, mask=d[None, :] < D, other=0.0)
+                d_tile = columns_of(d_ptrs, d[None, :] < D, EVEN_D)
             sim = similarities(d_tile, q, q_low, sim, PRECISION)
             if NORMALIZE and CODEC == 0:
-                wide = d_tile.to(tl.float32)
-                squares = tl.sum(wide * wide, 1)
+                squares = squares_of(d_tile)
         else:
             for c in tl.range(0, D, BLOCK_D, num_stages=STAGES):
                 d_at = d_ptrs + (zero + c) * d_col
@@ -95,21 +89,15 @@ def _best(
                 else:
                     q_tile = tl.load(q_from, mask=q_live[:, None] & (d[None, :] < D - c), other=0.0)
                 if CODEC != 0:
-                    d_tile = decoded(
-                        d_base - d_first * d_row, d_first + at + row, None, d_row, d_col, c, D, decoder, CODEC,
-                        BLOCK_D, EVEN_D, q_type,
-                    )  # fmt: skip
-                elif EVEN_D:
-                    d_tile = tl.load(d_at)
+                    d_tile = decoded(rows, d_first + at + row, None, c, decoder, CODEC, BLOCK_D, EVEN_D, q_type)
                 else:
-                    d_tile = tl.load(d_at, mask=d[None, :] < D - c, other=0.0)
+                    d_tile = columns_of(d_at, d[None, :] < D - c, EVEN_D)
                 q_rest = q_tile
                 if PRECISION != "native":
                     q_tile, q_rest = split(q_tile, q)
                 sim = similarities(d_tile, q_tile, q_rest, sim, PRECISION, True)
                 if NORMALIZE and CODEC == 0:
-                    wide = d_tile.to(tl.float32)
-                    squares += tl.sum(wide * wide, 1)
+                    squares += squares_of(d_tile)
         if NORMALIZE and CODEC == 0:  # of codes, those are of unit vectors already
             sim = sim / tl.maximum(tl.sqrt_rn(squares), 1e-12)[:, None] + 0.0  # no −0: it would lose against 0
         if factors is not None:
@@ -160,8 +148,7 @@ def _score_document(
         m_base = d_mask + base(doc, d_start, d_starts, d_per_group, m_group, m_item, m_row)
         if not MASKED_ZERO:
             low, high = kept_span(m_base, m_row, length)
-    low = low.to(tl.int32)
-    high = high.to(tl.int32)
+    low, high = low.to(tl.int32), high.to(tl.int32)
     empty = high <= low
     stop = tl.where(live, high, low)  # a tile beyond its query's end asks for no product
 
@@ -278,15 +265,9 @@ def _scores_kernel(
     d = tl.arange(0, BLOCK_D)
     q_at = q_ptr + q_base
     q_ptrs = q_at[:, None] + d[None, :].to(tl.int64) * q_col
-    q = q_at  # stand-ins, for what this variant does not use
-    q_low = q_at
-    q_scale = q_at
-    q_norm = q_at
+    q, q_low, q_scale, q_norm = q_at, q_at, q_at, q_at  # stand-ins, for what this variant does not use
     if RESIDENT:
-        if EVEN_D:
-            q = tl.load(q_ptrs, mask=valid[:, None], other=0.0)
-        else:
-            q = tl.load(q_ptrs, mask=valid[:, None] & (d[None, :] < D), other=0.0)
+        q = tl.load(q_ptrs, mask=valid[:, None] if EVEN_D else valid[:, None] & (d[None, :] < D), other=0.0)
         if PRECISION != "native":
             q, q_low, q_scale = halves(q)
     elif PRECISION != "native":
@@ -303,8 +284,7 @@ def _scores_kernel(
         squares = tl.zeros([BLOCK_LQ], tl.float32)
         for c in range(0, D, BLOCK_D):
             at = q_ptrs + (begin * 0 + c) * q_col
-            q_wide = tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0).to(tl.float32)
-            squares += tl.sum(q_wide * q_wide, 1)
+            squares += squares_of(tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0))
         q_norm = tl.maximum(tl.sqrt_rn(squares), 1e-12)
 
     doc = begin
