@@ -163,7 +163,9 @@ def _few(problem: Problem, winners: bool) -> FewConfig | None:
     rows = (1 if problem.per_query else q.count) * max(16, power_of_two(q.max_length))
     codes = problem.documents.codes
     if codes is not None:
-        return (few_codes_config if codes.scaled else few_decoded_config)(q.width, rows, winners)
+        if codes.scaled:
+            return few_codes_config(q.width, rows, winners)
+        return few_decoded_config(q.width, codes.bits, rows, winners)
     if _single(problem):
         return few_float32_config(q.width, rows)
     return few_config(q.width, rows, winners)

@@ -165,14 +165,15 @@ def few_codes_config(D: int, rows: int, winners: bool) -> FewConfig | None:
     return FewConfig(32, 128 if BLOCK_D == 128 else 64, BLOCK_D, 3, 3, 80)
 
 
-def few_decoded_config(D: int, rows: int, winners: bool) -> FewConfig | None:
-    """`few_config` for codes that are no numbers, with three warpgroups that decode."""
+def few_decoded_config(D: int, bits: int, rows: int, winners: bool) -> FewConfig | None:
+    """`few_config` for codes of so many bits a dimension, with warpgroups that decode."""
     if D > 128 or rows > (32 if winners else 64):
         return None
-    BLOCK_D = 64 if D <= 64 else 128
-    if winners or rows > 32:
-        return FewConfig(32 if rows <= 32 else 64, 64, BLOCK_D, 3, 3, 80, 1, 72)
-    return FewConfig(32, 64, BLOCK_D, 2, 4, 64, 1, 64)
+    BLOCK_LQ, BLOCK_D = 32 if rows <= 32 else 64, 64 if D <= 64 else 128
+    stages, programs, registers = (3, 3, 80) if winners or rows > 32 else (2, 4, 64)
+    shared = 2 * BLOCK_D * (BLOCK_LQ + 64 * stages) + 128 * (BLOCK_D * bits // 8 + 8) + 1024
+    programs = min(programs, (226 << 10) // shared)
+    return FewConfig(BLOCK_LQ, 64, BLOCK_D, stages, programs, registers, 1, 72 if registers == 80 else 64)
 
 
 def hopper_decoded_config(D: int, bits: int) -> HopperConfig | None:
