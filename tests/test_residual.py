@@ -51,7 +51,7 @@ def test_what_is_decoded(bits, width, renormalize):
     made = quantize(d, "residual", bits=bits, renormalize=renormalize)
     p = made.parameters
     assert made.codes.shape == (30, 7, -(-width * bits // 8))
-    assert made.bytes_a_token == made.codes.shape[2] + 4
+    assert made.bytes_a_token == made.codes.shape[2] + 4 + 4 * renormalize
     assert p.centroid.shape == (30, 7)
     assert (len(p.weights), len(p.cutoffs), p.bits) == (1 << bits, (1 << bits) - 1, bits)
     tokens, centroids = d.view(-1, width), p.centroids
@@ -59,7 +59,7 @@ def test_what_is_decoded(bits, width, renormalize):
     own = p.centroid.view(-1).long()
     assert bool((near.gather(1, own[:, None])[:, 0] <= near.amin(1) + 1e-5).all())
     bucket = torch.bucketize(tokens - centroids[own], p.cutoffs)
-    wanted = centroids[own] + p.weights[bucket]
+    wanted = centroids[own].float() + p.weights[bucket].float()
     if renormalize:
         wanted = torch.nn.functional.normalize(wanted, dim=-1)
     back = made.dequantize().view(-1, width)
@@ -412,7 +412,7 @@ def test_arrays_in_other_orders(tmp_path):
     for kind in ("npy", "pt"):
         write_index(tmp_path / kind, kind, 2, [[3, 4]])
         wanted = Quantized.from_index(tmp_path / kind)
-        codes, centroids = wanted.codes.numpy(), wanted.parameters.centroids.half()
+        codes, centroids = wanted.codes.numpy(), wanted.parameters.centroids
         if kind == "npy":
             np.save(tmp_path / kind / "0.residuals.npy", np.asfortranarray(codes))
             np.save(tmp_path / kind / "centroids.npy", np.asfortranarray(centroids.numpy()))

@@ -32,7 +32,7 @@ def codes_unsupported(documents: Tokens) -> list[str]:
     why = []
     if codes.codec == "int8" and codes.width > MOST_WIDTH:
         why.append(f"serves int8 codes of width 1 to {MOST_WIDTH}, not {codes.width}")
-    if codes.of_tokens() and not documents.ragged:
+    if codes.of_tokens() and not documents.ragged and documents.data.numel():
         item, row, _ = documents.data.stride()
         if row <= 0 or (documents.count > 1 and item != documents.max_length * row):
             why.append("needs codes with numbers beside each token in rows at one distance")

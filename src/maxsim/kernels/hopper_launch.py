@@ -10,6 +10,7 @@ from torch import Tensor
 from .codes import after_encoding, encoded
 from .configs import HopperConfig, forward_config, power_of_two, splits_documents
 from .gluon_names import TensorDescriptor, gl
+from .hopper_decoded import _hopper_decoded_kernel, decoded_tiles
 from .hopper_float32 import _hopper_float32_kernel
 from .hopper_scores import _hopper_scores_kernel
 from .hopper_slices import _query_halves_kernel, _query_tiles_kernel
@@ -108,7 +109,7 @@ def hopper_scores(
     step = d.count
     if parts > 1 and not per_query:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
-        if d.factors is not None:  # those of a part begin at a multiple of 16 bytes
+        if d.factors is not None or d.decoder is not None:  # those of a part begin at a multiple of 16 bytes
             step = -(-step // 8) * 8
     native = precision == "native"
     q_tiles = -(-tiles // 2) if paired else tiles
@@ -127,12 +128,14 @@ def hopper_scores(
     elif parts > 1:
         sums = torch.empty(queries * step * parts, dtype=torch.float32, device=d.data.device)
     box = [config.BLOCK_LD if native else config.BLOCK_RAW, config.BLOCK_D]
-    layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
+    layout = None if d.decoder is not None else gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
     unpaired = config.own_stages if per_query else config.unpaired_stages
     stages: tuple[int | bool, ...] = (config.stages if paired else unpaired,)
     if native:
         stages += (split, q.aligned)
         run = _hopper_wide_kernel if wide else _hopper_scores_kernel
+        if d.decoder is not None:
+            run = _hopper_decoded_kernel
     else:
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
         run = _hopper_wide_float32_kernel if wide else _hopper_float32_kernel
@@ -146,6 +149,10 @@ def hopper_scores(
             bits = kept_bits(part.mask) if all_bits is None else all_bits
         count = d_rows - first * d_item
         describe = ([count, D], [d.row, 1], box, layout)
+        if d.decoder is None:
+            described, decoding = TensorDescriptor(part.data, *describe), []
+        else:
+            described, *decoding = decoded_tiles(part, count, box)
         for pair in range(0, q_tiles, pairs):
             here = min(pairs, q_tiles - pair)
             arguments = (
@@ -173,12 +180,14 @@ def hopper_scores(
                     )
             else:
                 arguments += (per_query or None,)
-            if native:
+            if d.decoder is not None:
+                arguments += tuple(decoding)
+            elif native:
                 arguments += (q.scales, part.scales)
                 if not wide:
                     arguments += (factors_of(part, count, config.BLOCK_LD),)
             kernel = run[programs](
-                TensorDescriptor(part.data, *describe), *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
+                described, *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
                 *arguments, num_warps=4,
             )  # fmt: skip
         lost = None
@@ -195,6 +204,8 @@ def hopper_scores(
         elif parts > 1:
             total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
     if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None:
+        return None
+    if d.decoder is not None:
         return None
     launched = HopperLaunch(kernel, programs, describe, without(arguments[1:], q.scales), lost, moved)
     return after_encoding(InParts(launched, sums.numel(), total) if parts > 1 else launched, q, encode)
@@ -233,8 +244,9 @@ def _documents(d: Side, first: int, count: int) -> Side:
     if d.starts is not None and d.ends is not None:
         return d._replace(starts=d.starts[first : first + count], ends=d.ends[first : first + count])
     mask = None if d.mask is None else d.mask[first : first + count]
-    factors = _from(d.factors, first * (d.item // d.row))
-    return d._replace(data=d.data[first : first + count], mask=mask, factors=factors)
+    row = first * (d.item // d.row)
+    decoder = None if d.decoder is None else d.decoder.begin(row)
+    return d._replace(data=d.data[first : first + count], mask=mask, factors=_from(d.factors, row), decoder=decoder)
 
 
 def _from(table: Tensor | None, first: int) -> Tensor | None:

@@ -82,7 +82,7 @@ def _read(folder: Path) -> Quantized:
         centroids.shape[1],
         centroid=torch.cat(own).int(),
         centroids=centroids,
-        cutoffs=cutoffs,
+        cutoffs=cutoffs.float(),
         weights=weights,
         normalized=True,
     )
@@ -96,7 +96,7 @@ def _read(folder: Path) -> Quantized:
 
 
 def _inverses(codes: Tensor, parameters: Codes) -> Tensor:
-    read = parameters.reader(codes)
+    read = dataclasses.replace(parameters, inverse=None).reader(codes)
     parts = [residual.inverses(read(slice(low, low + BLOCK))) for low in range(0, len(codes), BLOCK)]
     return torch.cat(parts) if parts else torch.empty(0, device="cpu")
 
@@ -140,8 +140,9 @@ def _tensor(value: Any, name: str, dtypes: tuple[torch.dtype, ...], ndim: int) -
 
 
 def _floats(value: Any, name: str, ndim: int) -> Tensor:
-    """float32, finite."""
-    found = _tensor(value, name, FLOATS, ndim).float()
+    """float16 as it comes, else float32; finite."""
+    found = _tensor(value, name, FLOATS, ndim)
+    found = found if found.dtype == torch.float16 else found.float()
     if not bool(found.isfinite().all()):
         raise ValueError(f"{name} holds NaN or infinity")
     return found
