@@ -142,7 +142,8 @@ def _tensor(value: Any, name: str, dtypes: tuple[torch.dtype, ...], ndim: int) -
 def _floats(value: Any, name: str, ndim: int) -> Tensor:
     """float16 as it comes, else float32; finite."""
     found = _tensor(value, name, FLOATS, ndim)
-    found = found if found.dtype == torch.float16 else found.float()
+    kept = torch.float16 if found.dtype == torch.float16 else torch.float32
+    found = found.detach().to(kept, memory_format=torch.contiguous_format, copy=True)  # the file may change
     if not bool(found.isfinite().all()):
         raise ValueError(f"{name} holds NaN or infinity")
     return found
