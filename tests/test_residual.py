@@ -71,6 +71,17 @@ def test_what_is_decoded(bits, width, renormalize):
         assert np.allclose(back[n].numpy(), oracle, rtol=1e-5, atol=1e-6)
 
 
+def test_centroids_in_halves():
+    """Where it changes nothing next to residuals; not where these are 0 or halves have no room."""
+    d = unit(9, 60, 20, 32)
+    p = quantize(d, "residual", centroids=64).parameters
+    assert p.centroids.dtype == p.weights.dtype == torch.float16
+    assert p.cutoffs.dtype == torch.float32
+    for other in (1e6 * d, d[:1].expand(60, 20, 32)):
+        p = quantize(other, "residual", centroids=64).parameters
+        assert p.centroids.dtype == p.weights.dtype == torch.float32
+
+
 def test_more_bits_are_nearer():
     d = unit(2, 60, 20, 32)
     errors = [float((quantize(d, "residual", bits=bits, centroids=64).dequantize() - d).norm()) for bits in BITS]
