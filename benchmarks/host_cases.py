@@ -99,12 +99,14 @@ def trained(loss: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Call:
     """→ a loss and its gradients. Cached losses have gone backward themselves, and are given detached."""
 
     def call() -> list[Tensor]:
-        for leaf in leaves:
-            leaf.grad = None
-        value = loss()
-        if value.grad_fn is not None:
-            value.backward()
-        return [value.detach(), *(leaf.grad for leaf in leaves)]
+        try:
+            value = loss()
+            if value.grad_fn is not None:
+                value.backward()
+            return [value.detach(), *(leaf.grad for leaf in leaves)]
+        finally:  # nothing is left that the next call would add to, or not count as its memory
+            for leaf in leaves:
+                leaf.grad = None
 
     return call
 
