@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from stores import document, fill, ranking
 
-from maxsim.corpus import CorpusError, catalogue, segments, store
+from maxsim.corpus import CorpusError, catalogue, rows, segments
 from maxsim.search import Corpus
 
 DIM = 8
@@ -86,7 +86,7 @@ FAULTS = {
         lambda c: statement(c, "PRAGMA application_id = 7"),
         "not the catalogue of a corpus",
     ),
-    "newer format": (lambda c: statement(c, "PRAGMA user_version = 99"), "format 99.*reads up to 1; upgrade"),
+    "newer format": (lambda c: statement(c, "PRAGMA user_version = 99"), "format 99.*reads up to 2; upgrade"),
     "settings": (lambda c: statement(c, "UPDATE corpus SET dtype = 'int3'"), "unreadable settings"),
     "settings gone": (lambda c: statement(c, "DELETE FROM corpus"), "unreadable settings None"),
 }
@@ -121,8 +121,8 @@ STEPS = {  # where it fails, and what is raised there when the disk is full
     "rename": (os, "replace", NO_SPACE),
     "hash": (segments, "sha256", NO_SPACE),
     "folder": (segments, "sync_folder", NO_SPACE),
-    "document row": (store.sql, "insert_document", sqlite3.OperationalError("database or disk is full")),
-    "segment row": (store.sql, "insert_segment", sqlite3.OperationalError("database or disk is full")),
+    "document row": (rows, "insert_document", sqlite3.OperationalError("database or disk is full")),
+    "segment row": (rows, "insert_segment", sqlite3.OperationalError("database or disk is full")),
 }
 
 
