@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from .catalogue import Catalogue
 from .checking import problems_of
 from .coding import Coding
 from .documents import Id, check_id, id_list
+from .filtering import check_filter
 from .segments import Segment, open_codebook, open_segment
 
 
@@ -63,9 +64,18 @@ class Snapshot(NamedTuple):
     coding: Coding
     segments: tuple[Segment, ...]
 
-    def segment_of(self, position: int) -> int:
-        """The index of the segment that holds a document."""
-        return bisect_right(self.segments, position, key=lambda segment: segment.record.first) - 1
+    def segment_of(self, position: int) -> Segment:
+        """The segment that holds a document."""
+        return self.segments[bisect_right(self.segments, position, key=lambda segment: segment.record.first) - 1]
+
+    def places(self, positions: Tensor) -> Iterator[tuple[Segment, Tensor]]:
+        """The segments that hold documents of these positions, int64 and rising, with their rows."""
+        low = 0
+        while low < len(positions):
+            segment = self.segment_of(int(positions[low]))
+            high = int(torch.searchsorted(positions, segment.record.last, right=True))
+            yield segment, segment.rows(positions[low:high])
+            low = high
 
 
 class Selection(NamedTuple):
@@ -105,7 +115,12 @@ class Reader:
     def dtype(self) -> torch.dtype:
         """What embeddings and queries are converted to: the dtype kept, of codes that of the copy beside them, or
         float32 without one."""
-        return self._snapshot.coding.dtype
+        return self.coding.dtype
+
+    @property
+    def coding(self) -> Coding:
+        """How embeddings are kept."""
+        return self._snapshot.coding
 
     @property
     def encoder(self) -> str | None:
@@ -132,12 +147,9 @@ class Reader:
             CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
         """
         with self._catalogue.reading() as db:
-            row = sql.find(db, check_id(id), "position, id, text, metadata")
-            if row is None:
-                raise KeyError(f"no document has the id {id!r}")
+            position, found, text, metadata = sql.existing(db, check_id(id), "position, id, text, metadata")
             snapshot = self._refresh(db)
-        position, found, text, metadata = row
-        segment = snapshot.segments[snapshot.segment_of(position)]
+        segment = snapshot.segment_of(position)
         local = segment.row(position)
         start, length = segment.starts[local : local + 1], segment.lengths[local : local + 1]
         kept = segment.tensors.get("tokens", segment.tensors.get("exact"))
@@ -205,19 +217,37 @@ class Reader:
         """Read every byte and compare it with the catalogue; returns what is wrong, [] for a sound corpus."""
         return problems_of(self.path)
 
-    def select(self, subset: Iterable[Id] | None = None) -> Selection:
+    def select(self, subset: Iterable[Id] | None = None, filter: Mapping[str, Any] | None = None) -> Selection:
         """What a search reads now.
 
         Raises:
             KeyError: an id of `subset` that is not there.
+            TypeError, ValueError: a filter of another form.
         """
         wanted = None if subset is None else set(id_list(subset))
+        fields = None if filter is None else check_filter(filter)
         with self._catalogue.reading() as db:
             snapshot = self._refresh(db)
-            positions = None if wanted is None else sorted(sql.position_of(db, id) for id in wanted)
+            positions = None if wanted is None else {sql.position_of(db, id) for id in wanted}
+            if fields:
+                found = sql.matching(db, fields)
+                positions = set(found) if positions is None else positions.intersection(found)
         if positions is None:
             return Selection(snapshot, [(segment, segment.kept) for segment in snapshot.segments])
-        return Selection(snapshot, rows_at(snapshot, positions))
+        chosen = torch.tensor(sorted(positions), dtype=torch.int64)
+        return Selection(snapshot, list(snapshot.places(chosen)))
+
+    def locate(self, ids: Iterable[Id]) -> tuple[Selection, list[int]]:
+        """A snapshot with these documents selected, and the position of each.
+
+        Raises:
+            KeyError: an id that is not there.
+        """
+        with self._catalogue.reading() as db:
+            snapshot = self._refresh(db)
+            positions = [sql.position_of(db, id) for id in ids]
+        chosen = torch.tensor(sorted(set(positions)), dtype=torch.int64)
+        return Selection(snapshot, list(snapshot.places(chosen))), positions
 
     def ids_at(self, positions: Iterable[int]) -> dict[int, Id]:
         """Ids by position, deleted documents included until `compact` drops them."""
@@ -247,12 +277,3 @@ class Reader:
         elif segment.record == record:
             return segment
         return segment.without(record, sql.deleted_positions(db, record) if record.deleted else [])
-
-
-def rows_at(snapshot: Snapshot, positions: Sequence[int]) -> list[tuple[Segment, Tensor | None]]:
-    """The segments of these documents, positions ascending, with their rows."""
-    places: dict[int, list[int]] = {}
-    for position in positions:
-        places.setdefault(snapshot.segment_of(position), []).append(position)
-    segments = snapshot.segments
-    return [(segments[index], segments[index].rows(places[index])) for index in places]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from .catalogue import format_of
 from .coding import NAMES
 from .errors import CorpusError
+from .filtering import Filter
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ def remove_segment(db: sqlite3.Connection, record: SegmentRecord) -> None:
     """With the rows of its deleted documents."""
     db.execute("DELETE FROM segments WHERE number = ?", (record.number,))
     places = (record.first, record.last)
+    if _counts_cut(db):
+        gone = "SELECT position FROM documents WHERE deleted = 1 AND position BETWEEN ? AND ?"
+        db.execute(f"DELETE FROM cut WHERE position IN ({gone})", places)
     db.execute("DELETE FROM documents WHERE deleted = 1 AND position BETWEEN ? AND ?", places)
 
 
@@ -137,12 +141,42 @@ def find(db: sqlite3.Connection, id: str | int, columns: str = "position") -> An
     return db.execute(f"SELECT {columns} FROM documents WHERE id = ? AND deleted = 0", (id,)).fetchone()
 
 
-def position_of(db: sqlite3.Connection, id: str | int) -> int:
-    """Raises KeyError where no document has that id."""
-    row = find(db, id)
+def set_beside(db: sqlite3.Connection, position: int, text: str | None, metadata: str | None) -> None:
+    db.execute("UPDATE documents SET text = ?, metadata = ? WHERE position = ?", (text, metadata, position))
+
+
+def matching(db: sqlite3.Connection, filter: Filter) -> list[int]:
+    """Positions of documents that are not deleted and whose metadata have one of the values of each field, rising."""
+    each = "EXISTS (SELECT 1 FROM json_each(documents.metadata) AS f WHERE f.key = ? AND ({}))"
+    one_of = "f.type IN ({}) AND f.atom IN (SELECT value FROM json_each(?))"
+    clauses, parameters = ["deleted = 0"], list[Any]()
+    for name, wanted in filter.items():
+        kinds = [f"f.type = '{json.dumps(flag)}'" for flag in wanted.constants]
+        texts = one_of.format("'text'"), one_of.format("'integer', 'real'")
+        clause, more = (
+            each.format(" OR ".join([*texts, *kinds])),
+            [name, json.dumps(wanted.texts), json.dumps(wanted.numbers)],
+        )
+        if None in wanted.constants:
+            clause = f"({clause} OR NOT {each.format('1')})"
+            more.append(name)
+        clauses.append(clause)
+        parameters += more
+    query = f"SELECT position FROM documents WHERE {' AND '.join(clauses)} ORDER BY position"
+    return [row[0] for row in db.execute(query, parameters)]
+
+
+def existing(db: sqlite3.Connection, id: str | int, columns: str) -> Any:
+    """As `find`; KeyError where no document has that id."""
+    row = find(db, id, columns)
     if row is None:
         raise KeyError(f"no document has the id {id!r}")
-    return int(row[0])
+    return row
+
+
+def position_of(db: sqlite3.Connection, id: str | int) -> int:
+    """Raises KeyError where no document has that id."""
+    return int(existing(db, id, "position")[0])
 
 
 def deleted_positions(db: sqlite3.Connection, record: SegmentRecord) -> list[int]:

@@ -25,7 +25,9 @@ from .coding import Coding, Shape, tables_of
 from .errors import CorpusError
 from .rows import FileRecord, SegmentRecord
 
-SEGMENT_BYTES = 256 << 20  # tokens of one segment before they are encoded, unless a single document is larger
+# Tokens of one segment before they are encoded, unless a single document is larger. With what stands beside them less
+# than a power of two, to which PyTorch rounds page-locked memory up.
+SEGMENT_BYTES = 240 << 20
 CODEBOOK = "codebook.safetensors"
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from ..quantized import Quantized
-from . import catalogue
+from . import catalogue, files
 from . import rows as sql
 from .adding import Adding
 from .catalogue import Catalogue
 from .coding import Coding
-from .documents import Id, check_id, check_text, encode_metadata, id_list, together
+from .compacting import compact
+from .documents import Id, check_id, check_text, document_of, encode_metadata, id_list, together
 from .reading import Reader
 from .segments import CODEBOOK, write_codebook
 
@@ -61,7 +63,7 @@ class Store(Reader):
                 search reads only what the codes do not rule out: hits and scores are those of a corpus of that dtype.
             scale, bits, centroids, renormalize, parts, seed: of the codec, as for `maxsim.quantize`.
             like: documents of this codec and width whose centroids, buckets and codewords are taken. None: "residual"
-                and "pq" train theirs on the documents of the first segment that `add` writes (256 MiB, or what the
+                and "pq" train theirs on the documents of the first segment that `add` writes (240 MiB, or what the
                 first call adds), so the first call should bring many.
 
         Raises:
@@ -83,7 +85,8 @@ class Store(Reader):
             raise FileExistsError(f"{folder} is not empty (it holds {others[0]}): a corpus needs a folder of its own")
         segments, target = folder / "segments", Catalogue(folder)
         segments.mkdir(exist_ok=True)
-        strays = sorted(p.name for p in segments.iterdir() if p.name != CODEBOOK)
+        # a creation that was killed may have left tables, whole or half
+        strays = sorted(p.name for p in segments.iterdir() if p.name != CODEBOOK and p.suffix != ".tmp")
         if strays and target.absent():  # the first `add` would sweep them away
             raise FileExistsError(
                 f"{segments} is not empty (it holds {strays[0]}), and there is no catalogue: restore {catalogue.FILE} "
@@ -122,7 +125,7 @@ class Store(Reader):
             ids: str or int (64 bits), one a document, unique in the corpus; 1 and "1" are different ids.
             embeddings: floats [N, L, D], a list or iterator of [L_i, D], `Packed` or `Views`, torch or numpy, on any
                 device; converted to the corpus' dtype. A document may have no tokens: it keeps its id and is never a
-                hit. Iterators are consumed with at most one segment (256 MiB) in memory.
+                hit. Iterators are consumed with at most one segment (240 MiB) in memory.
             texts: a str or None for each document.
             metadata: a JSON-able dict or None for each document.
             replace: documents of these ids that are there already are deleted in the same transaction, instead of being
@@ -139,22 +142,111 @@ class Store(Reader):
             TypeError: ids that are neither str nor int, embeddings that are not floats, metadata that is not JSON.
             CorpusError: another process keeps writing, the disk is full, or the folder cannot be written.
         """
-        given = together(ids, embeddings, texts, metadata, cut)
-        with self._catalogue.writing() as db:
-            kept = self._sweep(db)
-            try:
-                adding = Adding(db, self._folder, self._refresh(db).coding)
-                for id, document, text, data, is_cut in given:
-                    id = check_id(id)
-                    old = sql.find(db, id) if replace else None
-                    if old is not None and old[0] < adding.start:  # an id that comes twice stays an error
-                        sql.tombstone(db, old[0])
-                    adding.add(id, document, check_text(id, text), encode_metadata(id, data), bool(is_cut))
-                adding.flush()
-            except BaseException:
-                self._remove(kept)  # a full disk gets its room back
-                raise
+        return self._add(together(ids, embeddings, texts, metadata, cut), replace)
+
+    def add_file(self, path: str | os.PathLike[str], replace: bool = False) -> int:
+        """Add the documents of a file that another program wrote, all or none, with bounded memory.
+
+        Args:
+            path: `.npz`, `.safetensors` or `.pt`: `tokens` [T, D] with `offsets` [N + 1] or `lengths` [N], or padded
+                `embeddings` [N, L, D], perhaps with `lengths` and `ids`; or one array [L, D] a document, named by its
+                id.
+                `.npy`: [N, L, D]. `.parquet`: a column `embeddings` of lists of lists of floats, perhaps `id` and
+                `text`; other columns become metadata. Without ids documents are named "file:number", from 1.
+            replace: as for `add`.
+
+        Returns:
+            the number of documents added.
+
+        Raises:
+            ValueError: another kind of file, other contents, objects that are pickled (nothing is ever unpickled); and
+                as for `add`.
+            ImportError: Parquet without pyarrow.
+            OSError: the file cannot be read.
+            TypeError, CorpusError: as for `add`.
+        """
+        path = Path(path)
+
+        def given() -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+            for row in files.read(path):
+                document = document_of(row.embeddings, row.id)
+                # of no tokens the width may be unknown
+                yield (
+                    row.id,
+                    document if len(document) else document.new_empty(0, self.dim),
+                    row.text,
+                    row.metadata,
+                    None,
+                )
+
+        return self._add(given(), replace)
+
+    def _add(self, given: Iterable[tuple[Any, Any, Any, Any, Any]], replace: bool) -> int:
+        with self._changing() as (db, adding):
+            for id, document, text, data, is_cut in given:
+                id = check_id(id)
+                old = sql.find(db, id) if replace else None
+                if old is not None and old[0] < adding.start:  # an id that comes twice stays an error
+                    sql.tombstone(db, old[0])
+                adding.add(id, document, check_text(id, text), encode_metadata(id, data), bool(is_cut))
         return adding.count
+
+    def update(
+        self,
+        ids: Iterable[Id],
+        embeddings: Embeddings = None,
+        texts: Iterable[str | None] | None = None,
+        metadata: Iterable[Mapping[str, Any] | None] | None = None,
+    ) -> int:
+        """Change documents that are there, all or none. What is not given stays as it is.
+
+        Args:
+            ids, embeddings, texts, metadata: as for `add`. Documents with new embeddings stand last in the order of
+                adding.
+
+        Returns:
+            the number of documents changed.
+
+        Raises:
+            KeyError: an id that is not there.
+            ValueError: an id that comes twice, nothing to change, and as for `add`.
+            TypeError, CorpusError: as for `add`.
+        """
+        if embeddings is None and texts is None and metadata is None:
+            raise ValueError("give embeddings, texts or metadata to change")
+        given, seen = together(ids, embeddings, texts, metadata), set[Id]()
+        with self._changing() as (db, adding):
+            for id, document, text, data, _ in given:
+                id = check_id(id)
+                if id in seen:
+                    raise ValueError(f"id {id!r} comes twice; nothing was changed")
+                seen.add(id)
+                position, *kept = sql.existing(db, id, "position, text, metadata")
+                new_text = kept[0] if texts is None else check_text(id, text)
+                new_data = kept[1] if metadata is None else encode_metadata(id, data)
+                if embeddings is None:
+                    sql.set_beside(db, position, new_text, new_data)
+                else:
+                    sql.tombstone(db, position)
+                    adding.add(id, document, new_text, new_data, cut=False)
+        return len(seen)
+
+    def compact(self) -> int:
+        """Rewrite segments without deleted documents, and small segments as larger ones, in one transaction. Ids and
+        the order of adding stay; what a segment holds of a document is copied as it is.
+
+        Returns:
+            the bytes that the segments have become smaller by.
+
+        Raises:
+            CorpusError: as for `add`; nothing has changed then. Needs room for what is rewritten beside the old files.
+        """
+        with self._changing() as (db, _):
+            removed, freed = compact(db, self._folder, self._refresh(db))
+        for record in removed:  # numbers are never given again: no other writer can mean these files
+            with suppress(OSError):  # Windows keeps what a reader has mapped; the next change sweeps it
+                (self._folder / record.file).unlink()
+        return freed
 
     def delete(self, ids: Iterable[Id]) -> int:
         """Delete documents, all or none; their ids may be added again. Returns how many were deleted.
@@ -170,6 +262,19 @@ class Store(Reader):
                 sql.tombstone(db, sql.position_of(db, id))
         return len(wanted)
 
+    @contextmanager
+    def _changing(self) -> Iterator[tuple[Any, Adding]]:
+        """One transaction that may write segments; files are as before where it fails."""
+        with self._catalogue.writing() as db:
+            kept = self._sweep(db)
+            try:
+                adding = Adding(db, self._folder, self._refresh(db).coding)
+                yield db, adding
+                adding.flush()
+            except BaseException:
+                self._remove(kept)  # a full disk gets its room back
+                raise
+
     def _sweep(self, db: Any) -> set[str]:
         """Removes what failed or dead writers have left, inside a change; returns the names of the files there are."""
         made = sql.settings(db, self._catalogue.path)
@@ -184,4 +289,8 @@ class Store(Reader):
         self._folder.mkdir(exist_ok=True)
         for path in self._folder.iterdir():
             if path.name not in kept:
-                path.unlink()
+                try:
+                    path.unlink()
+                except PermissionError:
+                    if os.name != "nt":  # which keeps what a reader has mapped
+                        raise

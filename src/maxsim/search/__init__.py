@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -12,11 +12,12 @@ from ..best import check_k
 from ..corpus import Document, Id, Store
 from ..devices import device_of
 from ..layout import TokensLike
-from .homes import Home
-from .queries import queries_of
-from .scan import winners
+from .placing import check_shard, home_of
+from .queries import candidate_lists, count_of, queries_of
+from .ranks import together
+from .scan import Winners, ranked, winners
 
-__all__ = ["Corpus", "Hit"]
+__all__ = ["Corpus", "Hit", "together"]
 
 C = TypeVar("C", bound="Corpus")
 
@@ -33,7 +34,7 @@ class Corpus(Store):
 
     `Corpus.create(path, dim)` makes one in a new folder and `Corpus.open(path)` opens it; `add`, `delete` and `search`
     change and ask it, `get`, `texts`, `metadata`, `ids`, `in` and `len` read it, `info` and `check` describe and
-    verify it.
+    verify it. `update` changes documents, `rerank` scores candidates, `compact` gives room back.
 
         corpus = maxsim.Corpus.create("embeddings", dim=128)
         corpus.add(["a", 2], [torch.randn(7, 128), torch.randn(300, 128)], texts=["first", "second"])
@@ -47,37 +48,71 @@ class Corpus(Store):
     place, and used from several threads and processes; a second writer waits for the first.
     """
 
-    def __init__(self, path: str | os.PathLike[str], device: str | torch.device | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        device: str | torch.device | None = None,
+        home: str | None = None,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
         self.device = device_of(device or "cpu")
         super().__init__(path)
-        self._home = Home(self.device)
+        self.place = home_of(home, self.device, check_shard(shard), self._snapshot)
 
     @classmethod
-    def open(cls: type[C], path: str | os.PathLike[str], device: str | torch.device | None = None) -> C:
+    def open(
+        cls: type[C],
+        path: str | os.PathLike[str],
+        device: str | torch.device | None = None,
+        home: str | None = None,
+        shard: tuple[int, int] = (0, 1),
+    ) -> C:
         """Open a corpus; everything that can be checked without reading the tokens is checked here.
 
         Args:
             path: the folder.
-            device: where the tokens live. None or "cpu" maps the files into memory, "cuda" or "cuda:N" copies them to
-                the GPU and keeps them there.
+            device: what scores: None or "cpu", "cuda" or "cuda:N".
+            home: where the tokens live. "device": in the memory of the device, copied there when the corpus is opened.
+                "pinned": in page-locked memory of the host, from where they come through two buffers of the GPU, one
+                being filled while the other is scored; read from the files when the corpus is first searched. "mapped":
+                in the files, mapped into memory, which may be larger than that; on a GPU they come through two
+                page-locked buffers. None: on the CPU "mapped", on a GPU the first of the three that has room.
+            shard: (rank, size): this handle searches the segments whose number leaves `rank` when divided by `size`,
+                for several processes that search one corpus together (`maxsim.search.together`).
 
         Raises:
             FileNotFoundError: no corpus there.
             NotADirectoryError: a file is there.
-            ValueError: another device, or a GPU that is not there.
+            ValueError: another device or home, a GPU that is not there, a shard of another form.
             CorpusError: damaged, of a newer format, or locked; names the file and what is wrong.
         """
-        return cls(path, device)
+        return cls(path, device, home, shard)
+
+    @property
+    def home(self) -> str:
+        """Where the tokens live: "device", "pinned" or "mapped"."""
+        return self.place.name
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """(rank, size), which of the segments this handle searches."""
+        return self.place.shard
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]} on {self.device})"
+        return f"{super().__repr__()[:-1]} on {self.device}, {self.home})"
 
     def get(self, id: Id) -> Document:
         """As `Store.get`, embeddings on the device of the corpus."""
         found = super().get(id)
         return found._replace(embeddings=found.embeddings.to(self.device))
 
-    def search(self, queries: TokensLike, k: int, subset: Iterable[Id] | None = None) -> list[list[Hit]]:
+    def search(
+        self,
+        queries: TokensLike,
+        k: int,
+        subset: Iterable[Id] | None = None,
+        filter: Mapping[str, Any] | None = None,
+    ) -> list[list[Hit]]:
         """The k best documents of each query, exactly.
 
         Args:
@@ -86,6 +121,8 @@ class Corpus(Store):
                 PyTorch's jagged nested tensor; any float dtype, converted to `dtype`, on any device.
             k: at least 0; beyond the corpus it gives every document that has tokens.
             subset: ids to search in; None searches everything, an empty one nothing.
+            filter: `{field: value or list of values}`, documents whose metadata have in every field one of the values:
+                a str, a number (1 and 1.0 are one), True, False or None, which is also a field that is not there.
 
         Returns:
             for each query its hits: score descending, then the order in which documents were added. Documents without
@@ -96,22 +133,60 @@ class Corpus(Store):
         Raises:
             ValueError: negative k, queries of another shape or width, NaN or infinity in them (in the corpus' dtype),
                 codes without a bound beside a float copy (`fp8` on a GPU).
-            TypeError: queries of another form or not floats, k that is not an integer, a single str as `subset`.
+            TypeError: queries of another form or not floats, k that is not an integer, a single str as `subset`, a
+                filter of another form.
             KeyError: an id in `subset` that is not there.
             CorpusError: the files are not what the catalogue says.
             UnsupportedError: no backend can score this corpus on its device.
         """
         k = check_k(k)
-        asked = queries_of(queries, self._snapshot.coding, self.device)
+        asked = queries_of(queries, self.coding, self.device)
         while True:
-            selection = self.select(subset)
-            found = winners(asked, self._home, selection, k)
-            hits = found.positions >= 0
-            wanted = set(found.positions[hits].tolist())
+            selection = self.select(subset, filter)
+            found = winners(asked, self.place, selection, k)
+            wanted = set(found.positions[found.positions >= 0].tolist())
             names = self.ids_at(wanted)
             if len(names) == len(wanted):  # else a compaction dropped documents that were deleted meanwhile
                 break
+        return self.hits(found, names)
+
+    def hits(self, found: Winners, names: Mapping[int, Id]) -> list[list[Hit]]:
+        """Winners by their ids, a list for each query."""
         return [
-            [Hit(names[position], score) for position, score, hit in zip(*row, strict=True) if hit]
-            for row in zip(found.positions.tolist(), found.scores.tolist(), hits.tolist(), strict=True)
+            [Hit(names[position], score) for position, score in zip(*row, strict=True) if position >= 0]
+            for row in zip(found.positions.tolist(), found.scores.tolist(), strict=True)
         ]
+
+    def rerank(
+        self, queries: TokensLike, ids: Sequence[Id] | Sequence[Sequence[Id]], k: int | None = None
+    ) -> list[list[Hit]]:
+        """Candidates of each query in the order of their exact scores. Nothing but the candidates is read, in place
+        where their tokens are on the scoring device.
+
+        Args:
+            queries: as for `search`.
+            ids: a list of ids for each query, of any lengths, or one list for all queries. An id that comes twice
+                counts once.
+            k: the best k of each list; None: all.
+
+        Returns:
+            as `search`, of the float copy where one is kept.
+
+        Raises:
+            KeyError: an id that is not there.
+            ValueError: another number of lists than of queries; and as `search`.
+            TypeError, CorpusError, UnsupportedError: as `search`.
+        """
+        asked = queries_of(queries, self.coding, self.device)
+        lists = candidate_lists(ids, count_of(asked))
+        most = max(map(len, lists), default=0) if k is None else check_k(k)
+        selection, places = self.locate([id for each in lists for id in each])
+        query = [n for n, each in enumerate(lists) for _ in each]
+        names = dict(zip(places, (id for each in lists for id in each), strict=True))
+        pairs = torch.tensor(list(zip(query, places, strict=True)), dtype=torch.int64, device=self.device).view(-1, 2)
+        found = ranked(asked, pairs, self.place, selection)
+        hits: list[list[Hit]] = [[] for _ in lists]
+        for n, position, score in found:
+            if len(hits[n]) < most:
+                hits[n].append(Hit(names[position], score))
+        return hits

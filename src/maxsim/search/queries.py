@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..corpus import Coding
+from ..corpus import Coding, Id, id_list
 from ..packed import Packed, Views, as_tensor
 
 
@@ -57,6 +57,34 @@ def queries_of(queries: Any, coding: Coding, device: torch.device) -> Tensor | P
 
 def count_of(asked: Tensor | Packed) -> int:
     return asked.shape[0] if isinstance(asked, Tensor) else len(asked)
+
+
+def query_lengths(asked: Tensor | Packed) -> Tensor:
+    """int64 `[NQ]`, on the queries' device."""
+    if isinstance(asked, Tensor):
+        return torch.full((asked.shape[0],), asked.shape[1], device=asked.device)
+    return asked.offsets.long().diff()
+
+
+def candidate_lists(ids: Any, NQ: int) -> list[list[Id]]:
+    """Checked ids, a list for each query.
+
+    Raises:
+        TypeError, ValueError: as `Corpus.rerank`.
+    """
+    if isinstance(ids, (np.ndarray, Tensor)):
+        ids = ids.tolist()
+    if isinstance(ids, (str, bytes, dict)) or not isinstance(ids, Iterable):
+        raise TypeError(f"ids must be a list of ids, or a list of them for each query, got {type(ids).__name__}")
+    items = list(ids)
+    nested = [not isinstance(item, (str, int, np.integer)) for item in items]
+    if not items or not any(nested):
+        return [id_list(items) for _ in range(NQ)]
+    if not all(nested):
+        raise TypeError("ids must be ids, or lists of ids, not both")
+    if len(items) != NQ:
+        raise ValueError(f"expected one list of ids for each of {NQ} queries, got {len(items)}")
+    return [id_list(item) for item in items]
 
 
 def some_of(asked: Tensor | Packed, low: int, high: int) -> Tensor | Packed:
