@@ -151,8 +151,12 @@ def test_a_search_outlives_a_compaction(corpus, monkeypatch):
 
     monkeypatch.setattr(Corpus, "ids_at", slow)
     del documents[best]
-    assert reader.search(QUERY, 9) == [ranking(QUERY, documents)]
+    assert reader.search(QUERY, 9, filter={}) == [ranking(QUERY, documents)]
     assert len(calls) == 2
+    calls.clear()
+    (best, other) = (hit[0] for hit in ranking(QUERY, documents))
+    with pytest.raises(KeyError, match=best):
+        reader.search(QUERY, 9, iter([best, other]))  # an iterator is read once, and a subset must be there
 
 
 def test_what_was_selected_can_be_read_after_a_compaction(corpus):

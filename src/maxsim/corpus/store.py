@@ -125,7 +125,8 @@ class Store(Reader):
             ids: str or int (64 bits), one a document, unique in the corpus; 1 and "1" are different ids.
             embeddings: floats [N, L, D], a list or iterator of [L_i, D], `Packed` or `Views`, torch or numpy, on any
                 device; converted to the corpus' dtype. A document may have no tokens: it keeps its id and is never a
-                hit. Iterators are consumed with at most one segment (240 MiB) in memory.
+                hit. Iterators are consumed with at most one segment (240 MiB) in memory, beside what the catalogue gets
+                of this call: ids, texts and metadata, which are written when it commits.
             texts: a str or None for each document.
             metadata: a JSON-able dict or None for each document.
             replace: documents of these ids that are there already are deleted in the same transaction, instead of being

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ..best import check_k
-from ..corpus import Document, Id, Store
+from ..corpus import Document, Id, Store, id_list
 from ..devices import device_of
 from ..layout import TokensLike
 from .placing import check_shard, home_of
@@ -141,6 +141,7 @@ class Corpus(Store):
         """
         k = check_k(k)
         asked = queries_of(queries, self.coding, self.device)
+        subset = None if subset is None else id_list(subset)
         while True:
             selection = self.select(subset, filter)
             found = winners(asked, self.place, selection, k)
