@@ -438,3 +438,17 @@ def test_check_of_a_corpus_that_does_not_open(run):
     run("index", "texts", "store")
     next(Path("store/segments").iterdir()).unlink()
     assert "00000001.safetensors: missing" in run("check", "store", code=1).stdout
+
+
+def test_rerank(run):
+    run("index", "texts", "store")
+    whole = json.loads(run("search", "store", "dog sat", "--json").stdout)[0]["hits"]
+    (found,) = json.loads(run("rerank", "store", "dog sat", "texts:1", "texts:4", "texts:1", "--json").stdout)
+    assert found["hits"] == [hit for hit in whole if hit["id"] in ("texts:1", "texts:4")]
+    assert found["hits"][0]["text"] == "the dog sat"
+    assert [
+        line.split()[2]
+        for line in run("rerank", "store", "dog sat", "texts:1", "texts:4", "-k", "1").stdout.splitlines()
+    ] == ["texts:4"]
+    assert "no document has the id 'nobody'" in one_line(run("rerank", "store", "dog", "nobody", code=1))
+    assert "must not be empty" in run("rerank", "store", " ", "texts:1", code=2).stderr

@@ -9,19 +9,18 @@ Torch and what needs it is imported by the commands, so that help and wrong usag
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import __version__, sources
-from . import changes, ranks
-from .changes import CorpusPath, Json
+from . import changes, searching
 from .errors import check_same, check_width, device_of, orderly_stop, plain_errors, refusals, stop
-from .output import count, passed_over, print_hits, print_json, warn, warn_cut
+from .options import CorpusPath, Device, Json
+from .output import count, passed_over, print_json, warn_cut
 
 if TYPE_CHECKING:
     from ..search import Corpus
@@ -32,10 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (changes.add, changes.delete, changes.compact):
+for command in (searching.search, searching.rerank, changes.add, changes.delete, changes.compact):
     app.command()(command)
-
-Device = Annotated[str | None, typer.Option(help='"cpu", "cuda" or "cuda:N"; without it a CUDA GPU if there is one.')]
 
 
 class Float(str, Enum):
@@ -147,91 +144,6 @@ def index(
         if empty:
             there += f"; {passed_over(empty, 'document')}"
         typer.echo(f"added {count(done.added, 'document')}{replaced} ({there}); {corpus} holds {len(target)}")
-
-
-@app.command()
-@plain_errors
-def search(
-    corpus: CorpusPath,
-    query: Annotated[list[str] | None, typer.Argument(help="One or more queries.")] = None,
-    queries: Annotated[
-        Path | None,
-        typer.Option(
-            help="Read queries from a file or folder, in the forms of `index`; - is the standard input, one a line."
-        ),
-    ] = None,
-    k: Annotated[int, typer.Option("-k", min=0, help="Hits for each query.")] = 10,
-    filter: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD=VALUE",
-            help="Only documents with this in their metadata; of one field any of several will do.",
-        ),
-    ] = None,
-    explain: Annotated[bool, typer.Option(help="Show which token of the document each query token matched.")] = False,
-    model: Annotated[str | None, typer.Option(help="Encoder; without it the one the corpus was indexed with.")] = None,
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
-    """Find the best documents for each query, exactly.
-
-    With several GPUs or machines: `torchrun --nproc-per-node 4 -m maxsim search CORPUS QUERY` shares the corpus out
-    among the processes, each of which has a GPU of its own, or with `--device cpu` its share of the cores.
-    """
-    asked: list[tuple[str | int | None, str]] = [(None, text) for text in query or []]
-    if not all(text.strip() for _, text in asked):
-        raise typer.BadParameter("a query must not be empty", param_hint="QUERY")
-    if queries is not None:
-        standard, empty = str(queries) == "-", list[str]()
-        if standard and ranks.started_by_torchrun():
-            raise typer.BadParameter("several processes cannot read one standard input", param_hint="--queries")
-        read = sources.read_stream(sys.stdin.buffer, "stdin") if standard else sources.read(queries, empty)
-        asked += [(text.id, text.text) for text in read]
-        if empty:
-            warn(passed_over(empty, "query"))
-    fields = changes.filter_of(filter or [])
-    if not asked:
-        raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
-    from .. import encode, indexing
-    from ..search import Corpus, together
-
-    with ranks.joined(device) as rank:
-        with rank.together():
-            opened = Corpus.open(corpus, rank.device, shard=rank.shard)
-            name = model or opened.encoder
-            if name is None:
-                raise encode.EncoderError(f"{corpus} does not say which model made its embeddings; give --model")
-            if opened.encoder is not None:
-                check_same("model", name, opened.encoder, corpus)
-            encoder = encode.load(name, rank.device)
-            check_width(encoder, opened)
-            embeddings = encoder.queries([text for _, text in asked])
-        with refusals():
-            if rank.talk is None:
-                found = opened.search(embeddings, k, filter=fields)
-            else:
-                found = together(opened, embeddings, k, filter=fields)
-    if rank.shard[0]:  # the first rank speaks for all
-        return
-    warn_cut(encoder.cut_queries, "query", encoder.query_limit, "is not searched for")
-    results = []
-    for (id, text), hits in zip(asked, found, strict=True):
-        ids = [hit.id for hit in hits]
-        texts, metadata = opened.texts(ids), opened.metadata(ids)
-        rows: list[dict[str, Any]] = [
-            {"id": hit.id, "score": hit.score, "text": texts.get(hit.id), "metadata": metadata.get(hit.id)}
-            for hit in hits
-        ]
-        if explain:
-            for row in rows:
-                with refusals():
-                    matches = indexing.explain(opened, encoder, text, row["id"])
-                row["matches"] = [match._asdict() for match in matches]
-        results.append({**({} if id is None else {"id": id}), "query": text, "hits": rows})
-    if as_json:
-        print_json(results)
-    else:
-        print_hits(results)
 
 
 @app.command()

@@ -9,10 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from .errors import orderly_stop, plain_errors, refusals, stop
+from .options import CorpusPath, Json
 from .output import count, print_json
-
-CorpusPath = Annotated[Path, typer.Argument(metavar="CORPUS", help="Folder of the corpus.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 
 
 @plain_errors
@@ -49,7 +47,7 @@ def delete(
 
     target = Corpus.open(corpus)
     with refusals():
-        deleted = target.delete([_id_in(target, id) for id in ids])
+        deleted = target.delete([id_in(target, id) for id in ids])
     if as_json:
         print_json({"corpus": str(corpus), "deleted": deleted, "documents": len(target)})
     else:
@@ -71,7 +69,7 @@ def compact(corpus: CorpusPath, as_json: Json = False) -> None:
         typer.echo(f"gave {freed} bytes back; {corpus} has {count(segments, 'segment')}")
 
 
-def _id_in(corpus: Any, word: str) -> str | int:
+def id_in(corpus: Any, word: str) -> str | int:
     """The id that a word of a command line stands for."""
     if word not in corpus and word.lstrip("-").isdecimal() and int(word) in corpus:
         return int(word)

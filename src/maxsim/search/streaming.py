@@ -172,5 +172,8 @@ class Pipe:
 
 
 def _host(size: int, device: torch.device) -> Tensor:
-    """Page-locked, where a GPU copies from it."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    """Page-locked, where a GPU copies from it: with that GPU current, since another would be started for it."""
+    if device.type != "cuda":
+        return torch.empty(size, dtype=torch.uint8)
+    with torch.cuda.device(device):
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
