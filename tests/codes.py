@@ -21,7 +21,8 @@ def served(lane) -> tuple[str, ...]:
     """The codecs that a lane's backend serves."""
     if lane.backend == "cpu":
         return CODECS
-    return SCALED if lane.device == "cpu" or torch.cuda.get_device_capability() >= (8, 9) else SCALED[:1]
+    fp8 = lane.device == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
+    return ("int8", "residual") + (("fp8",) if fp8 else ())
 
 
 def needs_codec(lane, codec: str) -> None:

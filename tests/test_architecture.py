@@ -37,6 +37,7 @@ SAME_LEVEL = {
     ("quantized", "packed"),
     ("plans", "precision"),
     ("plans", "packed"),
+    ("plans", "quantized"),
     ("layout", "result"),
     ("result", "plans"),
 }

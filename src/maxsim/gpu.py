@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from .kernels import gradients
+from .kernels.decoding import Decoder
 from .kernels.launches import Repeatable
-from .kernels.scores import Outputs
+from .kernels.scores_launch import Outputs
 from .kernels.sides import Side
 from .layout import Problem, Tokens
+from .quantized.codes import Codes
 from .result import Again
 
+SERVED = ("int8", "fp8", "residual")
 MOST_WIDTH = (2**31 - 1) // 127**2  # of int8 codes, whose products are sums in int32
 MOST_TOKENS = 2**31 - 1025  # of one item: positions in it are 32-bit numbers, and a tile may go beyond the last
 
@@ -24,15 +27,15 @@ def codes_unsupported(documents: Tokens) -> list[str]:
     codes = documents.codes
     if codes is None:
         return []
-    if not codes.scaled:
-        return [f"serves quantised documents of codes that multiply codes (int8, fp8), not {codes.codec}"]
+    if codes.codec not in SERVED:
+        return [f"serves quantised documents of {', '.join(SERVED)}, not {codes.codec}"]
     why = []
     if codes.codec == "int8" and codes.width > MOST_WIDTH:
         why.append(f"serves int8 codes of width 1 to {MOST_WIDTH}, not {codes.width}")
-    if codes.factor is not None and not documents.ragged:
+    if codes.of_tokens() and not documents.ragged and documents.data.numel():
         item, row, _ = documents.data.stride()
         if row <= 0 or (documents.count > 1 and item != documents.max_length * row):
-            why.append("needs codes with scales of tokens in rows at one distance")
+            why.append("needs codes with numbers beside each token in rows at one distance")
     return why
 
 
@@ -57,6 +60,8 @@ def again(launch: Repeatable | None, problem: Problem, out: Outputs) -> Again | 
     """What a forward launched, to be repeated; keeps nothing of the problem alive but where ragged documents lie."""
     q = problem.queries
     if launch is None or out.maxima is not None or q.ragged or q.mask is not None:
+        return None
+    if problem.pairs is not None or problem.documents.mask is not None:  # calls of which no plan is kept
         return None
     K = problem.per_query
     shape = (q.count, K) if K else problem.shape
@@ -114,7 +119,18 @@ def side(tokens: Tokens) -> Side:
         mask_strides[-1],
         None if codes is None else codes.scale,
         None if codes is None or codes.factor is None else codes.factor.reshape(-1),
+        _decoder(codes),
     )
+
+
+def _decoder(codes: Codes | None) -> Decoder | None:
+    if codes is None or codes.scaled:
+        return None
+    assert codes.centroid is not None
+    assert codes.centroids is not None
+    inverses = None if codes.inverse is None else codes.inverse.reshape(-1)
+    ids, table = codes.centroid.reshape(-1), codes.centroids.contiguous()
+    return Decoder(codes.bits, table, 0, ids, codes.weights, inverses)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -10,7 +10,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ..gpu import MOST_TOKENS, again, backward, codes_unsupported, on_device, outputs, side
 from ..kernels.configs import forward_config
-from ..kernels.scores import _scores_kernel, scores
+from ..kernels.scores import _scores_kernel
+from ..kernels.scores_launch import scores
 from ..layout import Problem
 from ..precision import float32_is_exact
 from ..result import Scored
@@ -59,10 +60,10 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     q, d = problem.queries, problem.documents
     out = outputs(problem, winners, maxima)
     precision = "native"
-    if d.codes is None and problem.dtype == torch.float32:  # see kernels/arithmetic.py
+    if problem.dtype == torch.float32 and (d.codes is None or not d.codes.scaled):  # see kernels/arithmetic.py
         precision = "f16x3" if float32_is_exact() else "f16"
     config = forward_config(
-        d.data.element_size(),
+        (q if d.codes is not None and not d.codes.scaled else d).data.element_size(),
         q.width,
         q.max_length,
         q.count if problem.grid else 1,

@@ -122,14 +122,13 @@ class Talk:
             failure = error
         self.agree(step, error=failure)
 
-    def gather(self, own: Tensor, sizes: Sequence[int], whole: Tensor | None = None) -> Tensor:
-        """The flat tensors of all ranks, one after another (in `whole`); rank r's has `sizes[r]` elements."""
-        whole = own.new_empty(sum(sizes)) if whole is None else whole
+    def gather(self, own: Tensor, sizes: Sequence[int], whole: Tensor) -> None:
+        """The flat tensors of all ranks, one after another in `whole`; rank r's has `sizes[r]` elements."""
         if not whole.numel():
-            return whole
+            return
         if len(set(sizes)) == 1:
             _all_gather(whole.view(torch.uint8), own.view(torch.uint8), self.group)
-            return whole
+            return
         works = []
         for rank, part in enumerate(torch.split(whole, list(sizes))):
             if rank == self.rank:
@@ -139,24 +138,31 @@ class Talk:
                 works.append(dist.broadcast(part.view(torch.uint8), root, self.group, async_op=True))
         for work in works:
             work.wait()
-        return whole
 
     def scatter(self, whole: Tensor, sizes: Sequence[int], out: Tensor) -> None:
         """Part r of `whole`, of `sizes[r]` elements, goes to rank r; `out` `[size, sizes[rank]]` is what came."""
         dist.all_to_all_single(out.view(-1), whole, [sizes[self.rank]] * self.size, list(sizes), group=self.group)
 
-    def shift(self, own: Tensor, arrival: Tensor) -> Shift:
-        """Starts sending a flat tensor to the next rank while the previous rank's comes."""
-        return Shift(self, own, arrival)
+    @staticmethod
+    def nothing(own: Tensor) -> Tensor:
+        """What is sent, and what comes, in place of tensors without elements."""
+        return own.new_zeros(2, dtype=torch.uint8)
+
+    def shift(self, own: Tensor, arrival: Tensor, nothing: Tensor) -> Shift:
+        """Starts sending a flat tensor to the next rank while the previous rank's comes. Allocates nothing."""
+        return Shift(self, own, arrival, nothing)
 
 
 class Shift:
     """A transfer around the ring under way; `wait` before what it moves is touched."""
 
-    def __init__(self, talk: Talk, own: Tensor, arrival: Tensor):
+    def __init__(self, talk: Talk, own: Tensor, arrival: Tensor, nothing: Tensor):
         # a first transfer must be one of all ranks (NCCL), so nothing is sent as one byte
         self._arrival = arrival
-        self._held = [x.view(torch.uint8) if x.numel() else x.new_zeros(1, dtype=torch.uint8) for x in (own, arrival)]
+        self._held = [
+            x.view(torch.uint8) if x.numel() else byte
+            for x, byte in zip((own, arrival), torch.split(nothing, 1), strict=True)
+        ]
         after, before = ((talk.rank + step) % talk.size for step in (1, -1))
         self._works = dist.batch_isend_irecv(
             [

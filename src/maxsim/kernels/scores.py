@@ -16,37 +16,33 @@ has the same bits in any batch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .arithmetic import column_maximum, halves, inverse, lowest, maximum, ordered, power, similarities, split, unordered
-from .codes import encoded
-from .configs import Config, power_of_two
-from .launches import InParts, Launch, Repeatable
-from .lost import LOST_DOCUMENTS, any_lost
-from .queries import kept_rows, sum_parts
-from .sides import Side, base, span
+from .decoding import decoded
+from .lost import any_lost
+from .sides import base, columns_of, span, squares_of
 from .spans import kept_span
 
 CODES = ("q_scales", "scales", "factors")
+DECODER = ("ids", "weights", "inverses")
 # Sizes never make a new variant; strides do, since what is known of them decides how wide loads are.
 RUN_TIME = (
     "first", "items", "docs", "NQ", "ND", "ND_OUT", "LQ", "LD", "TQ", "TD", "K", "tiles", "parts", "block_log2",
-    "d_per_group", "m_group", "m_item", "m_row", "winner_columns",
+    "d_per_group", "m_group", "m_item", "m_row", "winner_columns", "words",
 )  # fmt: skip
 # Their alignment changes with what is cut out of them, and no load of theirs is wide.
-TABLES = ("q_starts", "q_ends", "q_kept_rows", "q_kept", "d_starts", "d_ends", "pairs_ptr", *CODES)
+TABLES = ("q_starts", "q_ends", "q_kept_rows", "q_kept", "d_starts", "d_ends", "pairs_ptr", *CODES, *DECODER)
 
 
 @triton.jit
 def _best(
-    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
+    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, high, D,
     WINNERS: tl.constexpr, MASKED: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr,
+    decoder, CODEC: tl.constexpr,
 ):  # fmt: skip
     """The largest similarity of each query token over one document's tokens low to high, and the first token that has
     it.
@@ -61,43 +57,44 @@ def _best(
     best_at = tl.full([BLOCK_LD, BLOCK_LQ], 2147483647 if MASKED else 0, tl.int32)  # no winner yet
     token = tl.arange(0, BLOCK_LD)
     zero = low.to(tl.int64) * 0  # widens what is added to it
+    q_type: tl.constexpr = q_start.dtype.element_ty
+    rows = (d_base - d_first * d_row, d_row, d_col, D)
     for at in tl.range(low, high, BLOCK_LD, num_stages=STAGES if RESIDENT else 1):
         row = tl.minimum(token, high - 1 - at)  # beyond the end the last one again
-        if not NARROW:
-            row = row.to(tl.int64)
+        row = row if NARROW else row.to(tl.int64)
         d_ptrs = d_base + (zero + at) * d_row + (row[:, None] * d_row + d[None, :] * d_col)
         sim = tl.zeros([BLOCK_LD, BLOCK_LQ], ACC)
         squares = tl.zeros([BLOCK_LD], tl.float32)
         if RESIDENT:
-            if EVEN_D:
-                d_tile = tl.load(d_ptrs)
+            if CODEC != 0:
+                d_tile = decoded(rows, d_first + at + row, None, 0, decoder, CODEC, BLOCK_D, EVEN_D, q_type)
             else:
-                d_tile = tl.load(d_ptrs, mask=d[None, :] < D, other=0.0)
+                d_tile = columns_of(d_ptrs, d[None, :] < D, EVEN_D)
             sim = similarities(d_tile, q, q_low, sim, PRECISION)
-            if NORMALIZE:
-                wide = d_tile.to(tl.float32)
-                squares = tl.sum(wide * wide, 1)
+            if NORMALIZE and CODEC == 0:
+                squares = squares_of(d_tile)
         else:
             for c in tl.range(0, D, BLOCK_D, num_stages=STAGES):
                 d_at = d_ptrs + (zero + c) * d_col
                 q_from = q_ptrs + (zero + c) * q_col
                 if EVEN_D:
-                    d_tile = tl.load(d_at)
                     q_tile = tl.load(q_from, mask=q_live[:, None], other=0.0)
                 else:
-                    d_tile = tl.load(d_at, mask=d[None, :] < D - c, other=0.0)
                     q_tile = tl.load(q_from, mask=q_live[:, None] & (d[None, :] < D - c), other=0.0)
+                if CODEC != 0:
+                    d_tile = decoded(rows, d_first + at + row, None, c, decoder, CODEC, BLOCK_D, EVEN_D, q_type)
+                else:
+                    d_tile = columns_of(d_at, d[None, :] < D - c, EVEN_D)
                 q_rest = q_tile
                 if PRECISION != "native":
                     q_tile, q_rest = split(q_tile, q)
                 sim = similarities(d_tile, q_tile, q_rest, sim, PRECISION, True)
-                if NORMALIZE:
-                    wide = d_tile.to(tl.float32)
-                    squares += tl.sum(wide * wide, 1)
-        if NORMALIZE:
+                if NORMALIZE and CODEC == 0:
+                    squares += squares_of(d_tile)
+        if NORMALIZE and CODEC == 0:  # of codes, those are of unit vectors already
             sim = sim / tl.maximum(tl.sqrt_rn(squares), 1e-12)[:, None] + 0.0  # no −0: it would lose against 0
-        if f_base is not None:
-            sim = sim * tl.load(f_base + zero + at + row).to(ACC)[:, None]
+        if factors is not None:
+            sim = sim * tl.load(factors + d_first + at + row).to(ACC)[:, None]
         if MASKED:
             keep = tl.load(m_base + (at + row).to(tl.int64) * m_row) != 0
             sim = tl.where(keep[:, None], sim, 0 if MASKED_ZERO else lowest(ACC))
@@ -126,33 +123,32 @@ def _best(
 @triton.jit
 def _score_document(
     item, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr, out_ptr,
-    winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part, parts, NQ, block_log2,
-    q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
+    winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, decoder, first, ND_OUT, D, tile, part, parts, NQ,
+    block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
     GRID: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, RESIDENT: tl.constexpr,
-    NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
+    NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr, CODEC: tl.constexpr,
 ):  # fmt: skip
     """Scores one document, or pair, against the query tile and stores what comes of it."""
     d_base = d_ptr + base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row)
     m_base = d_mask
-    f_base = factors
-    if factors is not None:
-        f_base += base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row
+    d_first = length.to(tl.int64) * 0
+    if factors is not None or CODEC != 0:
+        d_first += base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row
     low = length * 0
     high = length
     if d_mask is not None:
         m_base = d_mask + base(doc, d_start, d_starts, d_per_group, m_group, m_item, m_row)
         if not MASKED_ZERO:
             low, high = kept_span(m_base, m_row, length)
-    low = low.to(tl.int32)
-    high = high.to(tl.int32)
+    low, high = low.to(tl.int32), high.to(tl.int32)
     empty = high <= low
     stop = tl.where(live, high, low)  # a tile beyond its query's end asks for no product
 
     value, winner = _best(
-        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, stop, D,
+        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, stop, D,
         winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, PRECISION,
-        BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES,
+        BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES, decoder, CODEC,
     )  # fmt: skip
     if scales is not None:
         value = value.to(tl.float32) * tl.load(scales + doc) * q_scale
@@ -162,9 +158,9 @@ def _score_document(
         lost = valid & ((tl.abs(value) < float("inf")) == 0) & (high > low)
         if tl.max(lost.to(tl.int32), 0) > 0:
             exact, exact_winner = _best(
-                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
+                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, high, D,
                 winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, "native",
-                BLOCK_LQ, 16, 16, False, False, NARROW, 1,
+                BLOCK_LQ, 16, 16, False, False, NARROW, 1, decoder, CODEC,
             )  # fmt: skip
             value = tl.where(lost, exact, value)
             winner = tl.where(lost, exact_winner, winner)
@@ -212,9 +208,11 @@ def _scores_kernel(
     PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
     MANY: tl.constexpr, LOST: tl.constexpr,
+    table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
     """LOST: scores again what is lost in `out_ptr`, every docs-th document a program, at so many of which it looks at
     once."""
+    decoder = (table, words, ids, weights, inverses)
     pid = tl.program_id(0)
     tile = pid % tiles
     end = first + items
@@ -260,15 +258,9 @@ def _scores_kernel(
     d = tl.arange(0, BLOCK_D)
     q_at = q_ptr + q_base
     q_ptrs = q_at[:, None] + d[None, :].to(tl.int64) * q_col
-    q = q_at  # stand-ins, for what this variant does not use
-    q_low = q_at
-    q_scale = q_at
-    q_norm = q_at
+    q, q_low, q_scale, q_norm = q_at, q_at, q_at, q_at  # stand-ins, for what this variant does not use
     if RESIDENT:
-        if EVEN_D:
-            q = tl.load(q_ptrs, mask=valid[:, None], other=0.0)
-        else:
-            q = tl.load(q_ptrs, mask=valid[:, None] & (d[None, :] < D), other=0.0)
+        q = tl.load(q_ptrs, mask=valid[:, None] if EVEN_D else valid[:, None] & (d[None, :] < D), other=0.0)
         if PRECISION != "native":
             q, q_low, q_scale = halves(q)
     elif PRECISION != "native":
@@ -285,8 +277,7 @@ def _scores_kernel(
         squares = tl.zeros([BLOCK_LQ], tl.float32)
         for c in range(0, D, BLOCK_D):
             at = q_ptrs + (begin * 0 + c) * q_col
-            q_wide = tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0).to(tl.float32)
-            squares += tl.sum(q_wide * q_wide, 1)
+            squares += squares_of(tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0))
         q_norm = tl.maximum(tl.sqrt_rn(squares), 1e-12)
 
     doc = begin
@@ -304,97 +295,18 @@ def _scores_kernel(
             if wanted:
                 _score_document(
                     item, item, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr,
-                    out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part,
-                    parts, NQ, block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row,
-                    winner_columns, GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D,
-                    RESIDENT, NARROW, STAGES, LOG2,
+                    out_ptr, winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, decoder, first, ND_OUT, D,
+                    tile, part, parts, NQ, block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group,
+                    m_item, m_row, winner_columns, GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D,
+                    EVEN_D, RESIDENT, NARROW, STAGES, LOG2, CODEC,
                 )  # fmt: skip
             d_start = next_start
             length = next_length
     else:
         _score_document(
             begin, doc, d_start, length, q_at, q, q_low, q_scale, q_norm, valid, live, column, q_index, d_ptr, out_ptr,
-            winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, first, ND_OUT, D, tile, part, parts, NQ,
-            block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
+            winners_ptr, maxima_ptr, d_starts, d_mask, scales, factors, decoder, first, ND_OUT, D, tile, part, parts,
+            NQ, block_log2, q_col, d_per_group, d_group, d_item, d_row, d_col, m_group, m_item, m_row, winner_columns,
             GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
-            STAGES, LOG2,
+            STAGES, LOG2, CODEC,
         )  # fmt: skip
-
-
-class Outputs(NamedTuple):
-    scores: Tensor  # [NQ, ND] or [P], float32
-    winners: Tensor | None  # filled with −1 where no kept token writes
-    maxima: Tensor | None  # filled with 0 there
-
-
-MAX_PROGRAMS = 2**31 - 1
-PARTS_BYTES = 16 << 20  # sums of the blocks of long queries, held at once
-
-
-def scores(
-    q: Side, d: Side, out: Outputs, pairs: Tensor | None, per_query: int, masked_zero: bool, normalize: bool,
-    precision: str, config: Config,
-) -> Repeatable | None:  # fmt: skip
-    """Writes `out` for every query and document (`pairs` None and `per_query` 0), or for pairs.
-
-    precision: as in `similarities`; "native" for all dtypes but float32. normalize: of documents that are codes, those
-    are of unit vectors already. Returns what was launched where it was for all
-    at once, to be repeated on other tensors of the same shapes, strides and alignment.
-    """
-    grid = pairs is None and not per_query
-    rows, kept = (None, None) if q.mask is None else kept_rows(q)
-    if d.scales is not None:
-        q, normalize = encoded(q, d.data.dtype, normalize), False
-    block = min(config.BLOCK_LQ, max(16, power_of_two(q.length)))
-    parts = max(1, -(-q.length // config.BLOCK_LQ))
-    items = d.count if pairs is None else pairs.shape[0]
-    queries = q.count if grid else 1
-    tiles = parts * queries
-    if grid and parts == 1:  # short queries share a tile
-        tiles = -(-q.count * block // config.BLOCK_LQ)
-    step = min(items, MAX_PROGRAMS // tiles)
-    if parts > 1:
-        step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
-    docs = config.documents if grid else 1
-    sums = out.scores if parts == 1 else out.scores.new_empty(queries * step * parts)
-    for first in range(0, items, step):
-        columns = min(step, items - first)
-        target = sums if parts > 1 else out.scores if first == 0 else out.scores[..., first:]
-        launched = launch(
-            q, d, out, target, rows, kept, first, columns, columns if parts > 1 else items, docs,
-            tiles, parts, block, precision, config, pairs, per_query, masked_zero, normalize,
-        )  # fmt: skip
-        if parts > 1:
-            total = sum_parts(sums, out.scores, first, columns, items, queries * columns, parts)
-    if step < items or d.scales is not None:
-        return None
-    return InParts(launched, sums.numel(), total) if parts > 1 else launched
-
-
-def launch(
-    q: Side, d: Side, out: Outputs, target: Tensor, rows: Tensor | None, kept: Tensor | None, first: int, columns: int,
-    items: int, docs: int, tiles: int, parts: int, block: int, precision: str, config: Config,
-    pairs: Tensor | None = None, per_query: int = 0, masked_zero: bool = False, normalize: bool = False,
-    lost: bool = False,
-) -> Launch:  # fmt: skip
-    """Scores `columns` documents or pairs from `first` on into `target`, whose rows are `items` long, `docs` a program.
-
-    lost: only those again whose score there, made elsewhere, is lost, by as many programs as there are pairs of a query
-    tile with one of `docs` documents.
-    """
-    D = q.data.shape[-1]
-    grid = pairs is None and not per_query
-    narrow = config.BLOCK_LD * d.row + D * d.col < 2**31  # offsets inside a tile fit 32 bits
-    arguments = (
-        out.winners, out.maxima, q.starts, q.ends, rows, kept, d.starts, d.ends, d.mask, q.scales, d.scales, d.factors,
-        pairs, first, columns, docs, q.count, d.count, items, q.length, d.length, q.rows, d.rows,
-        D, max(per_query, 1), tiles, parts, block.bit_length() - 1,
-        q.item, q.row, q.col, d.per_group, d.group, d.item, d.row, d.col, d.mask_group, d.mask_item, d.mask_row,
-        0 if out.winners is None else out.winners.shape[1],
-        q.consecutive, grid, masked_zero, normalize, precision, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D,
-        D % config.BLOCK_D == 0, D <= config.BLOCK_D, narrow, config.stages,
-        config.BLOCK_LQ.bit_length() - 1, lost or docs > 1, LOST_DOCUMENTS if lost else 0,
-    )  # fmt: skip
-    blocks = (tiles * (docs if lost else -(-columns // docs)), 1, 1)
-    kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)
-    return Launch(kernel, blocks, arguments[1:])

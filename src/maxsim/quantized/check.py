@@ -32,7 +32,8 @@ def check(documents: Quantized) -> None:
     for name, tensor in tensors.items():
         if name not in shapes:
             raise ValueError(f"{name} means nothing to {parameters.codec}")
-        _expect(name, tensor, WHOLE.get(name, torch.float32), shapes[name])
+        half = name in ("centroids", "weights") and tensor.dtype == torch.float16
+        _expect(name, tensor, torch.float16 if half else WHOLE.get(name, torch.float32), shapes[name])
         if name in WHOLE:
             least, most = _limits(name, documents)
             _refuse(name, tensor, (tensor < least) | (tensor > most))
@@ -40,6 +41,8 @@ def check(documents: Quantized) -> None:
         wrong = ~tensor.isfinite()
         if name == "scale":
             wrong |= tensor < scaled.LEAST
+        elif name == "inverse":
+            wrong |= tensor <= 0
         elif name in ("radius", "norm"):  # beyond float32's range infinite, and so is the bound
             wrong = ~(tensor >= 0)
         elif name == "cutoffs":
@@ -84,6 +87,8 @@ def _shapes(documents: Quantized) -> dict[str, tuple[int, ...]]:
         count = 0 if parameters.centroids is None else len(parameters.centroids)
         buckets = 1 << parameters.bits
         shapes |= {"centroid": token, "centroids": (count, parameters.width)}
+        if parameters.renormalize:
+            shapes["inverse"] = token
         return shapes | {"weights": (buckets,), "cutoffs": (buckets - 1,)}
     assert parameters.books is not None
     return shapes | {"books": tuple(parameters.books.shape)}

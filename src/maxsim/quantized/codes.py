@@ -14,7 +14,11 @@ from . import product, residual, scaled
 
 CODECS = ("int8", "fp8", "residual", "pq")
 DOCUMENT = ("scale", "radius", "norm")  # one entry a document
-TOKEN = ("factor", "centroid")  # one entry a row of codes, in the shape of the codes without their last dimension
+TOKEN = (
+    "factor",
+    "centroid",
+    "inverse",
+)  # one entry a row of codes, in the shape of the codes without their last dimension
 SHARED = ("centroids", "cutoffs", "weights", "books")  # of all documents
 TENSORS = DOCUMENT + TOKEN + SHARED
 
@@ -25,9 +29,10 @@ class Codes:
 
     scale, factor: float32 `[N]`, positive, and perhaps int16 one a token, at least 1: a token of `int8` or `fp8` is its
     codes times its document's scale, times its factor.
-    centroid, centroids, weights: int32 one a token, float32 `[C, D]` and `[2^bits]`: a token of `residual` is its
-    centroid and, of each dimension, the weight of a bucket, divided by its norm where `renormalize`. cutoffs: float32
-    `[2^bits - 1]`, where buckets end, to quantise more documents; None where unknown.
+    centroid, centroids, weights: int32 one a token, `[C, D]` and `[2^bits]`, float16 or float32: a token of
+    `residual` is its centroid and, of each dimension, the weight of a bucket; where `renormalize` times its inverse,
+    float32 one a token, 1 / its norm. cutoffs: float32 `[2^bits - 1]`, where buckets end, to quantise more documents;
+    None where unknown.
     books: float32 `[M, K, D / M]`, the codewords of `pq`.
     radius, norm: float32 `[N]`, the largest ‖d − decoded d‖ and ‖decoded d‖ over a document's kept tokens, rounded
     up; None where the tokens were never seen, as in an index of another library.
@@ -40,6 +45,7 @@ class Codes:
     scale: Tensor | None = None
     factor: Tensor | None = None
     centroid: Tensor | None = None
+    inverse: Tensor | None = None
     centroids: Tensor | None = None
     cutoffs: Tensor | None = None
     weights: Tensor | None = None
@@ -115,9 +121,12 @@ class Codes:
             assert self.weights is not None
             assert self.centroid is not None
             assert self.centroids is not None
-            table = self.weights[residual.unpacked(self.bits, codes.device)]
+            table = self.weights.float()[residual.unpacked(self.bits, codes.device)]
             own, centroids = self.centroid.reshape(-1), self.centroids
-            return lambda rows: residual.decode(codes[rows], own[rows], centroids, table, self.renormalize)
+            inverse = None if self.inverse is None else self.inverse.reshape(-1)
+            return lambda rows: residual.decode(
+                codes[rows], own[rows], centroids, table, None if inverse is None else inverse[rows]
+            )
         return lambda rows: codes[rows]
 
 
