@@ -93,7 +93,8 @@ class Coding:
         if tables.books is not None:
             return {"codes": (torch.uint8, (len(tables.books),)), **copy}
         width = residual.bytes_a_row(self.dim, tables.bits)
-        return {"codes": (torch.uint8, (width,)), "centroid": (torch.int32, ()), **copy}
+        inverse: dict[str, Shape] = {"inverse": (torch.float32, ())} if tables.renormalize else {}
+        return {"codes": (torch.uint8, (width,)), "centroid": (torch.int32, ()), **inverse, **copy}
 
     def of_documents(self) -> tuple[str, ...]:
         """The tensors of a segment that have a float32 entry a document."""
@@ -144,13 +145,13 @@ class Coding:
 
     def like(self) -> Quantized:
         """No documents, and the tables: what `quantize(like=)` takes and `Quantized.save` writes."""
-        tables, codes = self._known(), self.of_tokens()["codes"]
-        nothing: dict[str, Any] = {"radius": torch.empty(0), "norm": torch.empty(0)}
-        if tables.books is None:
-            nothing["centroid"] = torch.empty(0, dtype=torch.int32)
-        place = torch.empty(0, dtype=torch.int64)
-        empty = torch.empty(0, *codes[1], dtype=codes[0])
-        return Quantized(empty, dataclasses.replace(tables, **nothing), 0, place, place, consecutive=True)
+        nothing: dict[str, Any] = {
+            name: torch.empty(0, *shape, dtype=dtype) for name, (dtype, shape) in self.of_tokens().items()
+        }
+        nothing |= {name: torch.empty(0) for name in self.of_documents()}
+        nothing.pop("exact", None)
+        codes, place = nothing.pop("codes"), torch.empty(0, dtype=torch.int64)
+        return Quantized(codes, dataclasses.replace(self._known(), **nothing), 0, place, place, consecutive=True)
 
     def _known(self) -> Codes:
         assert self.tables is not None
