@@ -20,8 +20,8 @@ LAYERS = [
     {"problem"},
     {"layout", "result", "encode"},
     {"gpu", "stream"},
-    {"backends", "corpus", "bounds", "quantizing"},
-    {"dispatch"},
+    {"backends", "bounds", "quantizing"},
+    {"dispatch", "corpus"},
     {"autograd"},
     {"graph"},
     {"ops", "best"},
@@ -44,7 +44,7 @@ SAME_LEVEL = {
 ALONE = {
     "reference": set(),
     "kernels": {"kernels"},
-    "corpus": {"corpus", "errors", "packed", "devices"},
+    "corpus": {"corpus", "errors", "packed", "quantized", "quantizing"},
     "errors": set(),
     "quantized": {"quantized", "packed"},
 }

@@ -31,6 +31,14 @@ class Step(IntEnum):
     GRADIENTS = 5
     MEAN = 6
     OFFSET = 7
+    OPENED = 8
+    SEARCH = 9
+    FOUND = 10
+    NAMED = 11
+
+
+class RankError(RuntimeError):
+    """Another rank failed, with its message, or is at another step."""
 
 
 class Talk:
@@ -64,16 +72,16 @@ class Talk:
         """Every rank's facts, in rank order. `step`: which exchange this is, the same on all ranks.
 
         Raises:
-            the error given; RuntimeError with the text of another rank's, or where ranks are not at the same step of
+            the error given; RankError with the text of another rank's, or where ranks are not at the same step of
             the same call.
         """
         call = next(_CALLS) if self._call is None else self._call
         row = [int(error is not None), step, call, *facts]
         row += [0] * (_FACTS - len(row))
         try:
-            table = self._rows(torch.tensor(row, device="cpu")).tolist()
+            table = self.rows(torch.tensor(row, device="cpu")).tolist()
             failed = [rank for rank, (flag, *_) in enumerate(table) if flag]
-            texts = self._rows(_written(error)) if failed else None
+            texts = self.rows(_written(error)) if failed else None
         except Exception as broken:
             if error is None:
                 raise
@@ -82,7 +90,7 @@ class Talk:
             raise error
         if texts is not None:
             said = [f"rank {rank} of {self.size} failed: {_read(texts[rank])}" for rank in failed]
-            raise RuntimeError(f"maxsim.distributed: {'; '.join(said)}")
+            raise RankError(f"maxsim.distributed: {'; '.join(said)}")
         steps = [other for _, other, *_ in table]
         calls = {other for _, _, other, *_ in table}
         if self._call is None:
@@ -91,14 +99,14 @@ class Talk:
             at = ", ".join(Step(step).name.lower() for step in steps) + (
                 " of different calls" if len(calls) > 1 else ""
             )
-            raise RuntimeError(
+            raise RankError(
                 "maxsim.distributed: ranks are not at the same step: all must make the same calls, and run their "
                 f"backwards, in the same order (steps by rank: {at})"
             )
         return [row[3 : 3 + len(facts)] for row in table]
 
-    def _rows(self, own: Tensor) -> Tensor:
-        """One row a rank, on the CPU."""
+    def rows(self, own: Tensor) -> Tensor:
+        """A flat tensor of each rank, all of one size, as rows on the CPU."""
         own = own.to(self._device)
         table = own.new_empty(self.size * own.numel())
         _all_gather(table, own, self.group)
