@@ -24,7 +24,7 @@ def _hopper_few_decoded_kernel(
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
-    DECODERS: gl.constexpr, REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
     i_desc, v_desc, table, weights, EVEN_D: gl.constexpr,
 ):  # fmt: skip
     q_type: gl.constexpr = q_ptr.dtype.element_ty
@@ -32,70 +32,33 @@ def _hopper_few_decoded_kernel(
     d_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_LD, BLOCK_D], q_type)
     q_smem = gl.allocate_shared_memory(q_type, [1, BLOCK_LQ, BLOCK_D], q_layout)
     d_smem = gl.allocate_shared_memory(q_type, [STAGES, BLOCK_LD, BLOCK_D], d_layout)
-    raw = gl.allocate_shared_memory(c_desc.dtype, [DECODERS * RAW] + c_desc.block_type.shape, c_desc.layout)
-    ids = gl.allocate_shared_memory(i_desc.dtype, [DECODERS * RAW, BLOCK_LD], i_desc.layout)
+    raw = gl.allocate_shared_memory(c_desc.dtype, [RAW] + c_desc.block_type.shape, c_desc.layout)
+    ids = gl.allocate_shared_memory(i_desc.dtype, [RAW, BLOCK_LD], i_desc.layout)
     if v_desc is not None:
-        inverses = gl.allocate_shared_memory(v_desc.dtype, [DECODERS * RAW, BLOCK_LD], v_desc.layout)
+        inverses = gl.allocate_shared_memory(v_desc.dtype, [RAW, BLOCK_LD], v_desc.layout)
     else:
         inverses: gl.constexpr = None  # type: ignore[no-redef]
-    raw_full = gl.allocate_shared_memory(gl.int64, [DECODERS * RAW, 1], mbarrier.MBarrierLayout())
+    raw_full = gl.allocate_shared_memory(gl.int64, [RAW, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(DECODERS * RAW):
+    for i in gl.static_range(RAW):
         mbarrier.init(raw_full.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
-    if DECODERS == 1:
-        gl.warp_specialize([
-            (_few_partition, (
-                stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-                q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-                NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-                Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
-            (decode_partition, (
-                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-                DECODERS, 0, 0, 0, STAGES)),
-        ], [4] * DECODERS, [REGISTERS] * DECODERS)  # fmt: skip
-    elif DECODERS == 2:
-        gl.warp_specialize([
-            (_few_partition, (
-                stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-                q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-                NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-                Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
-            (decode_partition, (
-                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-                DECODERS, 0, 0, 0, STAGES)),
-            (decode_partition, (
-                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-                DECODERS, 1, 1, 0, STAGES)),
-        ], [4] * DECODERS, [REGISTERS] * DECODERS)  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (_few_partition, (
-                stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-                q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-                NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-                Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
-            (decode_partition, (
-                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-                DECODERS, 0, 0, 0, STAGES)),
-            (decode_partition, (
-                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-                DECODERS, 1, 1, 0, STAGES)),
-            (decode_partition, (
-                stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-                full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-                DECODERS, 2, 2, 0, STAGES)),
-        ], [4] * DECODERS, [REGISTERS] * DECODERS)  # fmt: skip
+    gl.warp_specialize([
+        (_few_partition, (
+            stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
+            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
+        (decode_partition, (
+            stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
+            full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
+            1, 0, 0, 0, STAGES)),
+    ], [4], [REGISTERS])  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=(*TABLES, "weights"))

@@ -54,7 +54,7 @@ def hopper_few(
     if d.decoder is not None:
         codes, *beside = decoded_tiles(d, d_rows, box)
         _hopper_few_decoded_kernel[programs](
-            codes, q.data, out.scores, *places, *tiles, config.decoders, config.decoder_registers, *beside, **options
+            codes, q.data, out.scores, *places, *tiles, config.decoder_registers, *beside, **options
         )
         return None
     layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
