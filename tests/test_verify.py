@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import maxsim
+from maxsim import cli
 from maxsim.bench import verify as module
 from maxsim.bench.verify import DTYPES, LAYOUTS, table, verify
 
@@ -76,3 +80,16 @@ def test_another_winner_another_gradient_and_other_bits_are_seen(monkeypatch):
         assert not check.same_bits
         assert check.winners < 0.5
         assert check.gap > 0.01
+
+
+def test_the_command(monkeypatch):
+    small(monkeypatch, "padded")
+    done = CliRunner().invoke(cli.app, ["verify", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert "all right" in done.output
+    monkeypatch.setattr(module, "score", lambda *a, **k: maxsim.score(*a, **k) + 1)
+    done = CliRunner().invoke(cli.app, ["verify", "--device", "cpu", "--json"])
+    assert done.exit_code == 1
+    said = json.loads(done.stdout)
+    assert said["sound"] is False
+    assert "a score is off by" in said["checks"][0]["wrong"][0]
