@@ -177,7 +177,7 @@ def _gradient_kernel(
                 winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
                 columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
                 q_item, q_row, q_col, d_group, d_item, d_row, d_col,
-                GRID, OF_QUERIES, False, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors,
+                GRID, OF_QUERIES, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors,
             )  # fmt: skip
             total += found
             terms += some_terms
@@ -271,7 +271,7 @@ def _piece_kernel(
                 winners, grad, order, pairs, pair_order, q_ptr, q_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
                 columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
                 q_item, q_row, q_col, 0, 0, 0, 0,
-                GRID, False, False, NORMALIZE, 1, ENTRIES, BLOCK_D,
+                GRID, False, NORMALIZE, 1, ENTRIES, BLOCK_D,
             )[0]  # fmt: skip
             d = tl.arange(0, BLOCK_D)
             tl.store(pieces + (before // PIECE + piece - 1) * D + d[None, :], total, mask=(d < D)[None, :])
