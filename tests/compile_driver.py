@@ -8,6 +8,7 @@ what is compiled is what a card would run. Usage: python compile_driver.py CAPAB
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -155,6 +156,18 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
         return call
 
+    def residual(q, d, winners=False, backend="triton", halves=False, **options):
+        made = maxsim.quantize(d, "residual", centroids=2, **options)
+        if halves:
+            tables = {name: getattr(made.parameters, name).half() for name in ("centroids", "weights")}
+            made = made._with(parameters=dataclasses.replace(made.parameters, **tables))
+        function = maxsim.matches if winners else maxsim.score
+        return lambda: function(q, made, backend=backend)
+
+    def train_residual():
+        made = maxsim.quantize(tokens(4, 300, 128), "residual", centroids=2, renormalize=True)
+        score(tokens(4, 32, 128).requires_grad_(), made).sum().backward()
+
     def follow(x):
         return maxsim.Packed(x, range(0, len(x) + 1, 40))
 
@@ -164,6 +177,12 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         "codes-many": codes("triton", tokens(8, 32, 128), (240, 128), follow, winners=True),
         "train-codes": train_codes(True),
         "train-codes-normalize": train_codes(normalize=True),
+        "residual": residual(tokens(1, 32, 128), tokens(4, 300, 128), renormalize=True),
+        "residual-many": residual(tokens(8, 32, 128, dtype=brain), packed(brain), True, bits=4),
+        "residual-odd": residual(tokens(1, 32, 77), tokens(4, 300, 77), bits=1),
+        "residual-wide": residual(tokens(1, 32, 1024), tokens(4, 300, 1024), bits=8),
+        "residual-float32": residual(tokens(1, 32, 128, dtype=single), tokens(4, 300, 128)),
+        "train-residual": train_residual,
         "codes-wide": codes("triton", tokens(1, 32, 1024), (4, 300, 1024)),
         "text": lambda: score(tokens(1, 32, 128), tokens(4, 300, 128)),
         "page": lambda: score(tokens(1, 1024, 128), tokens(4, 1024, 128)),
@@ -216,6 +235,16 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             ),
             "hopper-few-quantized": lambda: maxsim.score(
                 tokens(1, 32, 128), maxsim.quantize(packed(half), "fp8"), backend="hopper"
+            ),
+            "hopper-few-residual": residual(tokens(1, 32, 128), tokens(4, 300, 128), backend="hopper", halves=True),
+            "hopper-few-residual-matches": residual(
+                tokens(1, 32, 128, dtype=brain), packed(brain), True, "hopper", bits=4, renormalize=True
+            ),
+            "hopper-few-residual-long": residual(tokens(1, 64, 64), packed(half, D=64), backend="hopper", bits=8),
+            "hopper-residual": residual(tokens(8, 32, 128), tokens(4, 300, 128), backend="hopper", halves=True),
+            "hopper-residual-one-tile": residual(tokens(1, 128, 128), packed(half), backend="hopper", bits=8),
+            "hopper-residual-matches": residual(
+                tokens(2, 300, 256), tokens(4, 300, 256), True, "hopper", bits=4, renormalize=True
             ),
             "train-codes-e4m3": train_codes(code="fp8"),
             "hopper-codes": codes("hopper", tokens(1, 1024, 128), (4, 300, 128)),

@@ -647,3 +647,33 @@ def test_figure2_draws_what_it_measured(tmp_path, monkeypatch):
     )
     cases = figure2.cases(torch.device("cpu"))
     assert figure2.stopped(cases[0], cases, ["naive"]) == [f"{case.name}=naive" for case in cases[1:]]
+
+
+def test_a_problem_of_ones_own_is_measured_and_drawn(tmp_path, capsys):
+    drawn = tmp_path / "own.png"
+    told = ["--queries", "2x3", "--documents", "5x7", "--dim", "16", "--dtype", "int8", "--ragged", "--device", "cpu"]
+    assert cli.main([*told, "--seconds", "0.05", "--plot", str(drawn)]) == 0
+    said = capsys.readouterr().out
+    assert "2x3-5x7-d16-float16-ragged-int8" in said
+    assert f"drawn: {drawn}" in said
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    train = cases.described("2x3", "5x7", 16, "bfloat16", train=True)
+    assert train == cases.parse("2x3-5x7-d16-bfloat16-train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--queries", "3", "--documents", "5x7"], "queries are given as COUNTxTOKENS, such as 128x32, got '3'"),
+        (["--queries", "2x3"], "takes --queries and --documents, and no names"),
+        (["forward", "--queries", "2x3", "--documents", "5x7"], "takes --queries and --documents, and no names"),
+        (["--queries", "2x3", "--documents", "5x7", "--dtype", "int4"], "dtype must be one of float16"),
+        (["--queries", "2x3", "--documents", "5x7", "--pairs"], "pairs need as many queries as documents"),
+        (["host", "--plot", "times.pdf"], "--plot writes .png or .svg, got times.pdf"),
+    ],
+)
+def test_problems_that_are_none_are_usage_errors(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*arguments, "--device", "cpu"])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err

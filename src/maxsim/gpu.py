@@ -32,7 +32,7 @@ def codes_unsupported(documents: Tokens) -> list[str]:
     why = []
     if codes.codec == "int8" and codes.width > MOST_WIDTH:
         why.append(f"serves int8 codes of width 1 to {MOST_WIDTH}, not {codes.width}")
-    if codes.of_tokens() and not documents.ragged:
+    if codes.of_tokens() and not documents.ragged and documents.data.numel():
         item, row, _ = documents.data.stride()
         if row <= 0 or (documents.count > 1 and item != documents.max_length * row):
             why.append("needs codes with numbers beside each token in rows at one distance")
@@ -60,6 +60,8 @@ def again(launch: Repeatable | None, problem: Problem, out: Outputs) -> Again | 
     """What a forward launched, to be repeated; keeps nothing of the problem alive but where ragged documents lie."""
     q = problem.queries
     if launch is None or out.maxima is not None or q.ragged or q.mask is not None:
+        return None
+    if problem.pairs is not None or problem.documents.mask is not None:  # calls of which no plan is kept
         return None
     K = problem.per_query
     shape = (q.count, K) if K else problem.shape

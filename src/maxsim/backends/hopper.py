@@ -13,13 +13,15 @@ from ..kernels.configs import (
     FewConfig,
     few_codes_config,
     few_config,
+    few_decoded_config,
     few_float32_config,
     hopper_codes_config,
     hopper_config,
+    hopper_decoded_config,
     hopper_float32_config,
     power_of_two,
 )
-from ..kernels.hopper_few import hopper_few
+from ..kernels.hopper_few_launch import hopper_few
 from ..kernels.hopper_launch import hopper_scores
 from ..kernels.launches import Repeatable
 from ..kernels.scores_launch import PARTS_BYTES
@@ -51,8 +53,12 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
     why += codes_unsupported(d)
-    if d.codes is not None and not d.codes.scaled:
-        return [*why, f"serves int8 and fp8 codes, not {d.codes.codec}"]
+    decoded = d.codes is not None and not d.codes.scaled
+    if d.codes is not None and decoded and not why:
+        if problem.dtype == torch.float32:
+            why.append(f"serves {d.codes.codec} codes for queries in float16 and bfloat16, not float32")
+        if d.width % 8 or hopper_decoded_config(d.width, d.codes.bits) is None:
+            why.append(f"serves {d.codes.codec} codes of widths that 8 divides up to 256, of 8 bits 128, not {d.width}")
     if d.codes is not None and d.codes.factor is not None and (d.codes.codec != "int8" or d.width > 256):
         why.append(f"serves scales of tokens of int8 codes of width 1 to 256, not {d.codes.codec} {d.width}")
     if problem.normalize:
@@ -85,7 +91,7 @@ def _not_addressable(d: Tokens) -> list[str]:
     row, col = d.data.stride()[-2:]
     if col != 1 or row * d.data.element_size() % 16 or d.data.data_ptr() % 16:
         why.append("needs documents whose last dimension is contiguous and whose rows begin at multiples of 16 bytes")
-    if row < d.width:
+    if row < d.data.shape[-1]:
         why.append("needs documents whose rows do not overlap")
     if not 0 < rows <= MOST_ROWS:
         why.append(f"serves 1 to {MOST_ROWS} rows of document tokens, not {rows}")
@@ -123,6 +129,8 @@ def preferred(problem: Problem) -> bool:
     rows = (1 if own else q.count) * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
     single, codes = _single(problem), d.codes is not None  # products of codes take half the time
+    if d.codes is not None and not d.codes.scaled:  # the portable kernel takes 5 times as long to decode
+        return tokens * d.width >= 1 << 20
     if single and d.width > 128:  # 4x32 vs 200x300 of width 256 at `highest`: 72 TFLOP/s, portable 29; 1x32: 35 and 33
         few = rows > 16 and not d.ragged and d.mask is None
         return (rows > 64 or few) and rows * tokens * d.width >= 1 << 30
@@ -153,8 +161,11 @@ def _few(problem: Problem, winners: bool) -> FewConfig | None:
     """The tiles where the kernel for few query rows serves."""
     q = problem.queries
     rows = (1 if problem.per_query else q.count) * max(16, power_of_two(q.max_length))
-    if problem.documents.codes is not None:
-        return few_codes_config(q.width, rows, winners)
+    codes = problem.documents.codes
+    if codes is not None:
+        if codes.scaled:
+            return few_codes_config(q.width, rows, winners)
+        return few_decoded_config(q.width, codes.bits, rows, winners)
     if _single(problem):
         return few_float32_config(q.width, rows)
     return few_config(q.width, rows, winners)
@@ -168,7 +179,12 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     own = problem.per_query
     precision, config, few = "native", hopper_config(q.width), _few(problem, winners)
     of_documents = side(d)
-    if d.codes is not None:
+    if of_documents.decoder is not None:
+        decoded = hopper_decoded_config(q.width, of_documents.decoder.codec)
+        assert decoded is not None
+        config = decoded
+        of_documents = of_documents._replace(decoder=of_documents.decoder.aligned())
+    elif d.codes is not None:
         config = hopper_codes_config(q.width)
         factors = of_documents.factors
         if factors is not None and factors.data_ptr() % 16:  # of documents sliced out of others

@@ -96,6 +96,22 @@ def parse(name: str) -> Case:
     return Case(NQ, LQ, ND, LD, D, dtype, codec=codecs[0] if codecs else None, **present)
 
 
+def described(queries: str, documents: str, width: int = 128, dtype: str = "float16", **flags: bool) -> Case:
+    """`Case` of what a user has: `described("128x32", "10000x300", dtype="int8")`. A codec as dtype: documents as its
+    codes, queries in float16. ValueError for sizes that are none, and as `Case`."""
+    sizes: list[int] = []
+    for name, given in (("queries", queries), ("documents", documents)):
+        found = re.fullmatch(r"(\d+)x(\d+)", given)
+        if not found:
+            raise ValueError(f"{name} are given as COUNTxTOKENS, such as 128x32, got {given!r}")
+        sizes += map(int, found.groups())
+    if dtype not in DTYPES + CODECS:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES + CODECS)}, got {dtype!r}")
+    codec = dtype if dtype in CODECS else None
+    NQ, LQ, ND, LD = sizes
+    return Case(NQ, LQ, ND, LD, width, "float16" if codec else dtype, codec=codec, **flags)
+
+
 def _cases(names: str) -> tuple[Case, ...]:
     return tuple(parse(name) for name in names.split())
 
@@ -179,7 +195,9 @@ SUITES: dict[str, tuple[Case, ...]] = {
     ),
     "wide": _cases(
         """
+        1x32-5000x300-d256-float16
         1x32-4000x300-d320-float16
+        1x32-4000x300-d384-float16
         1x32-4000x300-d768-float16
         1x32-2000x300-d1024-float16
         1x32-1000x300-d2560-float16

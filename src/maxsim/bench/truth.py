@@ -74,7 +74,7 @@ def truth(inputs: Inputs) -> Truth:
     scores = []
     with torch.enable_grad():
         leaves = replace(inputs, queries=queries, documents=documents)
-        for part, similarities in _pieces(leaves):
+        for part, similarities in pieces(leaves):
             piece = _reduce(similarities, inputs, part)
             upstream = inputs.upstream[part[0]] if inputs.case.pairs else inputs.upstream[part]
             torch.autograd.backward(piece, upstream.reshape(piece.shape).double())
@@ -85,7 +85,7 @@ def truth(inputs: Inputs) -> Truth:
 
 
 def _scores(inputs: Inputs) -> Tensor:
-    return _assemble(inputs, [(part, _reduce(piece, inputs, part)) for part, piece in _pieces(inputs)])
+    return _assemble(inputs, [(part, _reduce(piece, inputs, part)) for part, piece in pieces(inputs)])
 
 
 def _assemble(inputs: Inputs, pieces: list[tuple[tuple[slice, slice], Tensor]]) -> Tensor:
@@ -103,7 +103,7 @@ def _reduce(similarities: Tensor, inputs: Inputs, part: tuple[slice, slice]) -> 
     return best.sum(1)
 
 
-def _pieces(inputs: Inputs) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+def pieces(inputs: Inputs) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
     """Parts of the result (rows, columns) with float64 similarities `[nq, LQ, n, L]`, −inf where masked; a GiB each."""
     case, cells = inputs.case, 2**27 if inputs.device.type == "cuda" else 2**24
     if case.pairs or case.candidates:
@@ -136,7 +136,7 @@ def _winners_error(inputs: Inputs, index: Tensor, similarity: Tensor | None) -> 
     case, worst = inputs.case, torch.zeros((), dtype=torch.float64, device=inputs.device)
     index = index.reshape(case.NQ, case.ND, case.LQ)
     with torch.no_grad():
-        for part, similarities in _pieces(inputs):
+        for part, similarities in pieces(inputs):
             chosen = index[part].transpose(1, 2)  # [nq, LQ, n]
             inside = (chosen >= 0) & (chosen < similarities.shape[-1])
             found = similarities.gather(-1, chosen.where(inside, 0).long()[..., None])[..., 0]

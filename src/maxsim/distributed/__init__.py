@@ -134,7 +134,7 @@ def score(
     tracked, facts = _arguments(talk, problem, method, failure)
     assert problem is not None
     q, d = problem.queries.data, problem.documents.data
-    shares = Shares(problem.with_data(q.new_empty(0), d.new_empty(0, d.shape[-1])), backend)
+    shares = Shares(problem.with_leaves(q.new_empty(0), d.new_empty(0, d.shape[-1])), backend)
     transport = _METHODS[method](talk, shares, facts)
     if not tracked:
         return transport.forward(q, d, False)[0]

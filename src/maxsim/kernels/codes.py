@@ -86,7 +86,7 @@ def encoded(q: Side, code: torch.dtype, normalize: bool = False) -> tuple[Side, 
     scales = torch.empty(max(slots, 1), dtype=torch.float32, device=q.data.device)
     starts, ends, rows = q.starts, q.ends, q.rows
     if starts is not None and not q.consecutive:
-        starts, ends, rows = torch.zeros_like(starts), torch.zeros_like(starts), slots
+        starts, ends, rows = torch.empty_like(starts), torch.empty_like(starts), slots  # every one is written
     launch = None
     if slots:
         blocks = (-(-slots // 4), 1, 1)

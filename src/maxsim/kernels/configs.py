@@ -49,6 +49,8 @@ class FewConfig:
     stages: int
     programs: int
     registers: int
+    decoders: int = 0
+    decoder_registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,29 @@ def few_codes_config(D: int, rows: int, winners: bool) -> FewConfig | None:
         return FewConfig(64 if rows > 32 else 32, 64, BLOCK_D, 4, 3, 80)
     # 1x32 vs 10000x300: 91.4 us, 92.1 with 4 tiles of 64 rows, 94.2 to 96.6 with four programs, 95.4 with two
     return FewConfig(32, 128 if BLOCK_D == 128 else 64, BLOCK_D, 3, 3, 80)
+
+
+def few_decoded_config(D: int, bits: int, rows: int, winners: bool) -> FewConfig | None:
+    """`few_config` for codes of so many bits a dimension, with warpgroups that decode."""
+    if D > 128 or rows > (32 if winners else 64):
+        return None
+    BLOCK_LQ, BLOCK_D = 32 if rows <= 32 else 64, 64 if D <= 64 else 128
+    stages, programs, registers = (3, 3, 80) if winners or rows > 32 else (2, 4, 64)
+    shared = 2 * BLOCK_D * (BLOCK_LQ + 64 * stages) + 128 * (BLOCK_D * bits // 8 + 8) + 1024
+    programs = min(programs, (226 << 10) // shared)
+    return FewConfig(BLOCK_LQ, 64, BLOCK_D, stages, programs, registers, 1, 72 if registers == 80 else 64)
+
+
+def hopper_decoded_config(D: int, bits: int) -> HopperConfig | None:
+    """`hopper_config` for codes of so many bits a dimension, of which four tiles are on their way; None where they do
+    not fit."""
+    if D > 256:
+        return None
+    LD, BLOCK_D = (128, 64 if D <= 64 else 128) if D <= 128 else (64, 256)
+    tile, query = 2 * LD * BLOCK_D, 256 * BLOCK_D
+    room = (226 << 10) - 4 * LD * (BLOCK_D * bits // 8 + 8)
+    paired, unpaired, own = (room - 2 * query) // tile, (room - query) // (2 * tile), (room - 2 * query) // (2 * tile)
+    return HopperConfig(LD, BLOCK_D, min(paired, 8), min(unpaired, 5), min(own, 5)) if own > 0 else None
 
 
 def few_float32_config(D: int, rows: int) -> FewConfig | None:

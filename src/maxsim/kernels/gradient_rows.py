@@ -15,11 +15,11 @@ from .sides import span
 COMMON = (
     "first", "some", "items", "chunk", "carried_rows", "first_row", "rows", "columns", "parts", "chunk_log2",
     "all_counters", "spare", "K", "NQ", "ND", "LQ", "LD", "TQ", "TD", "grad_query", "grad_document", "d_group", "count",
-    "steps", "more", "piece_log2",
+    "steps", "more", "piece_log2", "words",
 )  # fmt: skip
 TABLES = (
     "grad", "pairs", "pair_order", "pair_offsets", "marks", "held", "holders", "q_starts", "q_ends", "q_owner",
-    "d_starts", "d_ends", "d_owner", "scales", "factors",
+    "d_starts", "d_ends", "d_owner", "scales", "factors", "ids", "weights", "inverses",
 )  # fmt: skip
 
 
@@ -46,7 +46,9 @@ def _gradient_kernel(
     grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
     GRID: tl.constexpr, OF_QUERIES: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
+    table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
+    decoder = (table, words, ids, weights, inverses)
     lane = tl.arange(0, ROWS * ENTRIES)
     slot = lane % ENTRIES
     block = tl.program_id(0).to(tl.int64) * ROWS
@@ -177,7 +179,7 @@ def _gradient_kernel(
                 winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
                 columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
                 q_item, q_row, q_col, d_group, d_item, d_row, d_col,
-                GRID, OF_QUERIES, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors,
+                GRID, OF_QUERIES, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors, decoder, CODEC,
             )  # fmt: skip
             total += found
             terms += some_terms

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .configs import GradientConfig, gradient_config
+from .decoding import NOTHING
 from .gradient_rows import COMMON, _gradient_kernel, _piece_kernel
 from .launches import Slot, Steps
 from .lists import SIZE, Lists, Pairs, lists
@@ -95,6 +96,10 @@ class _Inputs(NamedTuple):
     d_held: Any = None
     d_held_starts: Any = None
     d_reach: Any = None
+    table: Any = None
+    ids: Any = None
+    weights: Any = None
+    inverses: Any = None
 
 
 def _step(d: Side, columns: int, pairs: bool) -> int:
@@ -115,6 +120,9 @@ class _Backward:
         self.at = _Inputs(*(None if each is None else Slot(i) for i, each in enumerate(tensors)))
         self.q = q._replace(data=self.at.q, starts=self.at.q_starts, ends=self.at.q_ends)
         self.d = d._replace(data=self.at.d, starts=self.at.d_starts, ends=self.at.d_ends)
+        at, self.decoder = self.at, NOTHING
+        if d.decoder is not None:
+            self.decoder = (at.table, d.decoder.words, at.ids, at.weights, at.inverses, d.decoder.codec)
         self.D = q.data.shape[-1]
         self.grid = tensors.pairs is None and not per_query
         self.K = max(per_query, 1)
@@ -222,7 +230,7 @@ class _Backward:
             *self.sizes, self.D, *self.grad_strides,
             q.item, q.row, q.col, self.d_group, d.item, d.row, d.col,
             self.grid, of_queries, self.normalize,
-            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D,
+            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D, *self.decoder,
             num_warps=config.num_warps,
         )  # fmt: skip
 
@@ -244,6 +252,9 @@ def gradients(
     grad: upstream, `[NQ, ND]` or `[P]`, any strides. Documents that are codes have none.
     """
     tensors = _Inputs(winners, grad, pairs, q.data, q.starts, q.ends, d.data, d.starts, d.ends, d.scales, d.factors)
+    if d.decoder is not None:
+        of = d.decoder
+        tensors = tensors._replace(table=of.table, ids=of.ids, weights=of.weights, inverses=of.inverses)
     if need_queries:
         held = _held(q)
         if pairs is not None:
@@ -280,6 +291,7 @@ def _kind(side: Side) -> tuple[Any, ...]:
     return (
         data.shape, data.dtype, data.data_ptr() % 16, *side[1:9], None if starts is None else starts.dtype,
         side.consecutive, side.scales is None, side.factors is None,
+        None if side.decoder is None else side.decoder.kind,
     )  # fmt: skip
 
 

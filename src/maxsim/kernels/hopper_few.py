@@ -19,10 +19,7 @@ tokens is the same tree of adjacent pairs.
 from __future__ import annotations
 
 from . import arithmetic
-from .codes import after_encoding, encoded
-from .configs import FewConfig, power_of_two
 from .gluon_names import (
-    TensorDescriptor,
     fence_async_shared,
     gl,
     gluon,
@@ -32,17 +29,12 @@ from .gluon_names import (
     wgmma_wait,
 )
 from .hopper_halves import halves_in_registers, of_registers, store_halves, token_of
-from .hopper_launch import GLUON, HopperLaunch, factors_of, score_lost
 from .hopper_maxima import lowest, maximum
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
 from .hopper_stream import cut, enter, fetch, next_kept, segment, tile_from
 from .hopper_tile import keep_queries, of_codes, pair_sums, query_tokens, scaled_maxima
 from .hopper_zero import or_zero, zero_wins
-from .launches import Repeatable, without
-from .queries import kept_rows
-from .scores_launch import Outputs
-from .sides import Side
-from .spans import NO_GAP, kept_bits, kept_spans
+from .spans import NO_GAP
 
 ordered = gluon.jit(arithmetic.ordered.fn)
 unordered = gluon.jit(arithmetic.unordered.fn)
@@ -111,10 +103,10 @@ def _few_partition(
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
-    q_scales, scales, f_smem,
+    q_scales, scales, f_smem, EIGHTS: gl.constexpr = False,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against all query rows. K: each query has as many documents of its own,
-    and they are scored against its rows."""
+    and they are scored against its rows. EIGHTS: tiles begin at multiples of 8 rows."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LQ, 256 // q_smem.dtype.primitive_bitwidth]
     )
@@ -160,7 +152,7 @@ def _few_partition(
         first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
         while doc < last:
             run = past > first
-            row = tile_from(first, f_smem is not None)
+            row = tile_from(first, f_smem is not None or EIGHTS)
             if not run:
                 _finish(
                     none, nowhere, token, q_scale, column, valid, doc, first, True, bases, gaps, out_ptr, winners_ptr,
@@ -257,54 +249,3 @@ def _hopper_few_kernel(
             stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
             BY_TOKENS, True, 0, BLOCK_LD, STAGES, False, True, K, f_desc, f_smem)),
     ], [1], [40])  # fmt: skip
-
-
-def hopper_few(
-    q: Side,
-    d: Side,
-    out: Outputs,
-    d_rows: int,
-    d_item: int,
-    processors: int,
-    precision: str,
-    masked_zero: bool,
-    config: FewConfig,
-    per_query: int = 0,
-) -> Repeatable | None:
-    """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows, or with documents of its
-    own each one."""
-    D = q.data.shape[-1]
-    q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
-    encode = None
-    if d.scales is not None:
-        q, encode = encoded(q, d.data.dtype)
-    block = config.BLOCK_LQ if per_query else max(16, power_of_two(q.length))
-    layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
-    programs = (min(processors * config.programs, d.count), 1, 1)
-    starts, ends, bits, gaps = d.starts, d.ends, None, None
-    if d.mask is not None:
-        starts, ends, gaps = kept_spans(d, d_item, masked_zero)
-        bits = kept_bits(d.mask)
-    describe = ([d_rows, D], [d.row, 1], [config.BLOCK_LD, config.BLOCK_D], layout)
-    arguments = (
-        out.winners, out.maxima, q.starts, q.ends, q_rows, q_kept, starts, ends,
-        None if bits is None else d.starts, bits, gaps, q.count, d.count, q.length,
-        min(d.length, d_rows),  # 32 bits
-        q.rows, d_rows, D, block.bit_length() - 1, q.item, q.row, q.col, d_item,
-        0 if out.winners is None else out.winners.shape[1],
-        q.consecutive, q.aligned, d.consecutive, 2 if precision == "f16x3" else 1,
-        config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages, per_query or None,
-        q.scales, d.scales, factors_of(d, d_rows, config.BLOCK_LD),
-    )  # fmt: skip
-    kernel = _hopper_few_kernel[programs](
-        TensorDescriptor(d.data, *describe), q.data, out.scores, *arguments, num_warps=4, maxnreg=config.registers
-    )
-    lost = None
-    if precision != "native":
-        lost = score_lost(
-            q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, 1, precision, masked_zero, processors,
-            per_query,
-        )  # fmt: skip
-    if q.mask is not None or d.mask is not None:
-        return None
-    return after_encoding(HopperLaunch(kernel, programs, describe, without(arguments[1:], q.scales), lost), q, encode)

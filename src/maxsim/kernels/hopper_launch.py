@@ -10,6 +10,7 @@ from torch import Tensor
 from .codes import after_encoding, encoded
 from .configs import HopperConfig, forward_config, power_of_two, splits_documents
 from .gluon_names import TensorDescriptor, gl
+from .hopper_decoded import _hopper_decoded_kernel, decoded_tiles
 from .hopper_float32 import _hopper_float32_kernel
 from .hopper_scores import _hopper_scores_kernel
 from .hopper_slices import _query_halves_kernel, _query_tiles_kernel
@@ -38,12 +39,13 @@ class QueryTiles(NamedTuple):
     arguments: tuple[Any, ...]
     tiles: int
     slices: int
-    box: tuple[int, int]
+    box: list[int]
+    layout: Any
     halves: int = 0  # of float32 tokens, whose scales come too
 
     def laid_out(self, queries: Tensor) -> tuple[TensorDescriptor | Tensor, ...]:
         """Their descriptor, and what else a kernel takes in place of queries."""
-        box = list(self.box)
+        box = self.box
         shape = [self.tiles * box[0], self.slices * box[1] * max(self.halves, 1)]
         dtype = torch.float16 if self.halves else queries.dtype
         rows = torch.empty(shape, dtype=dtype, device=queries.device)
@@ -56,8 +58,7 @@ class QueryTiles(NamedTuple):
             )
         else:
             _query_tiles_kernel[(self.tiles, self.slices)](queries, rows, *self.arguments, num_warps=4)
-        layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[dtype])
-        return TensorDescriptor(rows, shape, [shape[1], 1], box, layout), *scales
+        return TensorDescriptor(rows, shape, [shape[1], 1], box, self.layout), *scales
 
 
 class HopperLaunch(NamedTuple):
@@ -108,7 +109,7 @@ def hopper_scores(
     step = d.count
     if parts > 1 and not per_query:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
-        if d.factors is not None:  # those of a part begin at a multiple of 16 bytes
+        if d.factors is not None or d.decoder is not None:  # those of a part begin at a multiple of 16 bytes
             step = -(-step // 8) * 8
     native = precision == "native"
     q_tiles = -(-tiles // 2) if paired else tiles
@@ -127,24 +128,31 @@ def hopper_scores(
     elif parts > 1:
         sums = torch.empty(queries * step * parts, dtype=torch.float32, device=d.data.device)
     box = [config.BLOCK_LD if native else config.BLOCK_RAW, config.BLOCK_D]
-    layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
+    layout = None if d.decoder is not None else gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
     unpaired = config.own_stages if per_query else config.unpaired_stages
     stages: tuple[int | bool, ...] = (config.stages if paired else unpaired,)
     if native:
         stages += (split, q.aligned)
         run = _hopper_wide_kernel if wide else _hopper_scores_kernel
+        if d.decoder is not None:
+            run = _hopper_decoded_kernel
     else:
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
         run = _hopper_wide_float32_kernel if wide else _hopper_float32_kernel
     programs = (processors, 1, 1)
+    all_bits = None if d.mask is None or d.starts is None else kept_bits(d.mask)
     for first in range(0, d.count, step):
         part = _documents(d, first, min(step, d.count - first))
         starts, ends, bits, gaps = part.starts, part.ends, None, None
         if part.mask is not None:
             starts, ends, gaps = kept_spans(part, d_item, masked_zero)
-            bits = kept_bits(part.mask)
+            bits = kept_bits(part.mask) if all_bits is None else all_bits
         count = d_rows - first * d_item
         describe = ([count, D], [d.row, 1], box, layout)
+        if d.decoder is None:
+            described, decoding = TensorDescriptor(part.data, *describe), []
+        else:
+            described, *decoding = decoded_tiles(part, count, box)
         for pair in range(0, q_tiles, pairs):
             here = min(pairs, q_tiles - pair)
             arguments = (
@@ -165,15 +173,21 @@ def hopper_scores(
                     places = (q.starts, q.ends, q_rows, q_kept, 2 * pair, q.count, q.length, q.rows, D, parts,
                               block.bit_length() - 1, q.item, q.row, q.col, q.consecutive, config.BLOCK_D)  # fmt: skip
                     halves = {"native": 0, "f16": 1, "f16x3": 2}[precision]
-                    moved = QueryTiles(places, there, slices, (128, config.BLOCK_D), halves)
+                    query_box = [128, config.BLOCK_D]
+                    kind = gl.float16 if halves else GLUON[q.data.dtype]
+                    moved = QueryTiles(
+                        places, there, slices, query_box, gl.NVMMASharedLayout.get_default_for(query_box, kind), halves
+                    )
             else:
                 arguments += (per_query or None,)
-            if native:
+            if d.decoder is not None:
+                arguments += tuple(decoding)
+            elif native:
                 arguments += (q.scales, part.scales)
                 if not wide:
                     arguments += (factors_of(part, count, config.BLOCK_LD),)
             kernel = run[programs](
-                TensorDescriptor(part.data, *describe), *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
+                described, *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
                 *arguments, num_warps=4,
             )  # fmt: skip
         lost = None
@@ -190,6 +204,8 @@ def hopper_scores(
         elif parts > 1:
             total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
     if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None:
+        return None
+    if d.decoder is not None:
         return None
     launched = HopperLaunch(kernel, programs, describe, without(arguments[1:], q.scales), lost, moved)
     return after_encoding(InParts(launched, sums.numel(), total) if parts > 1 else launched, q, encode)
@@ -228,8 +244,9 @@ def _documents(d: Side, first: int, count: int) -> Side:
     if d.starts is not None and d.ends is not None:
         return d._replace(starts=d.starts[first : first + count], ends=d.ends[first : first + count])
     mask = None if d.mask is None else d.mask[first : first + count]
-    factors = _from(d.factors, first * (d.item // d.row))
-    return d._replace(data=d.data[first : first + count], mask=mask, factors=factors)
+    row = first * (d.item // d.row)
+    decoder = None if d.decoder is None else d.decoder.begin(row)
+    return d._replace(data=d.data[first : first + count], mask=mask, factors=_from(d.factors, row), decoder=decoder)
 
 
 def _from(table: Tensor | None, first: int) -> Tensor | None:

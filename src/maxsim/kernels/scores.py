@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 
 from .arithmetic import column_maximum, halves, inverse, lowest, maximum, ordered, power, similarities, split, unordered
-from .decoding import decoded, of_rows
+from .decoding import decoded
 from .lost import any_lost
-from .sides import base, span
+from .sides import base, columns_of, span, squares_of
 from .spans import kept_span
 
 CODES = ("q_scales", "scales", "factors")
@@ -38,7 +38,7 @@ TABLES = ("q_starts", "q_ends", "q_kept_rows", "q_kept", "d_starts", "d_ends", "
 
 @triton.jit
 def _best(
-    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
+    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, high, D,
     WINNERS: tl.constexpr, MASKED: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr,
@@ -58,26 +58,21 @@ def _best(
     token = tl.arange(0, BLOCK_LD)
     zero = low.to(tl.int64) * 0  # widens what is added to it
     q_type: tl.constexpr = q_start.dtype.element_ty
+    rows = (d_base - d_first * d_row, d_row, d_col, D)
     for at in tl.range(low, high, BLOCK_LD, num_stages=STAGES if RESIDENT else 1):
         row = tl.minimum(token, high - 1 - at)  # beyond the end the last one again
-        if not NARROW:
-            row = row.to(tl.int64)
+        row = row if NARROW else row.to(tl.int64)
         d_ptrs = d_base + (zero + at) * d_row + (row[:, None] * d_row + d[None, :] * d_col)
         sim = tl.zeros([BLOCK_LD, BLOCK_LQ], ACC)
         squares = tl.zeros([BLOCK_LD], tl.float32)
         if RESIDENT:
             if CODEC != 0:
-                d_tile = decoded(
-                    d_base, at + row, row >= 0, d_row, d_col, 0, D, decoder, CODEC, BLOCK_D, EVEN_D, q_type
-                )  # fmt: skip
-            elif EVEN_D:
-                d_tile = tl.load(d_ptrs)
+                d_tile = decoded(rows, d_first + at + row, None, 0, decoder, CODEC, BLOCK_D, EVEN_D, q_type)
             else:
-                d_tile = tl.load(d_ptrs, mask=d[None, :] < D, other=0.0)
+                d_tile = columns_of(d_ptrs, d[None, :] < D, EVEN_D)
             sim = similarities(d_tile, q, q_low, sim, PRECISION)
             if NORMALIZE and CODEC == 0:
-                wide = d_tile.to(tl.float32)
-                squares = tl.sum(wide * wide, 1)
+                squares = squares_of(d_tile)
         else:
             for c in tl.range(0, D, BLOCK_D, num_stages=STAGES):
                 d_at = d_ptrs + (zero + c) * d_col
@@ -87,24 +82,19 @@ def _best(
                 else:
                     q_tile = tl.load(q_from, mask=q_live[:, None] & (d[None, :] < D - c), other=0.0)
                 if CODEC != 0:
-                    d_tile = decoded(
-                        d_base, at + row, row >= 0, d_row, d_col, c, D, decoder, CODEC, BLOCK_D, EVEN_D, q_type
-                    )  # fmt: skip
-                elif EVEN_D:
-                    d_tile = tl.load(d_at)
+                    d_tile = decoded(rows, d_first + at + row, None, c, decoder, CODEC, BLOCK_D, EVEN_D, q_type)
                 else:
-                    d_tile = tl.load(d_at, mask=d[None, :] < D - c, other=0.0)
+                    d_tile = columns_of(d_at, d[None, :] < D - c, EVEN_D)
                 q_rest = q_tile
                 if PRECISION != "native":
                     q_tile, q_rest = split(q_tile, q)
                 sim = similarities(d_tile, q_tile, q_rest, sim, PRECISION, True)
                 if NORMALIZE and CODEC == 0:
-                    wide = d_tile.to(tl.float32)
-                    squares += tl.sum(wide * wide, 1)
+                    squares += squares_of(d_tile)
         if NORMALIZE and CODEC == 0:  # of codes, those are of unit vectors already
             sim = sim / tl.maximum(tl.sqrt_rn(squares), 1e-12)[:, None] + 0.0  # no −0: it would lose against 0
-        if f_base is not None:
-            sim = sim * tl.load(f_base + zero + at + row).to(ACC)[:, None]
+        if factors is not None:
+            sim = sim * tl.load(factors + d_first + at + row).to(ACC)[:, None]
         if MASKED:
             keep = tl.load(m_base + (at + row).to(tl.int64) * m_row) != 0
             sim = tl.where(keep[:, None], sim, 0 if MASKED_ZERO else lowest(ACC))
@@ -142,24 +132,21 @@ def _score_document(
     """Scores one document, or pair, against the query tile and stores what comes of it."""
     d_base = d_ptr + base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row)
     m_base = d_mask
-    f_base = factors
-    if factors is not None:
-        f_base += base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row
-    if CODEC != 0:
-        decoder = of_rows(decoder, base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row)
+    d_first = length.to(tl.int64) * 0
+    if factors is not None or CODEC != 0:
+        d_first += base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row
     low = length * 0
     high = length
     if d_mask is not None:
         m_base = d_mask + base(doc, d_start, d_starts, d_per_group, m_group, m_item, m_row)
         if not MASKED_ZERO:
             low, high = kept_span(m_base, m_row, length)
-    low = low.to(tl.int32)
-    high = high.to(tl.int32)
+    low, high = low.to(tl.int32), high.to(tl.int32)
     empty = high <= low
     stop = tl.where(live, high, low)  # a tile beyond its query's end asks for no product
 
     value, winner = _best(
-        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, stop, D,
+        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, stop, D,
         winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, PRECISION,
         BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES, decoder, CODEC,
     )  # fmt: skip
@@ -171,7 +158,7 @@ def _score_document(
         lost = valid & ((tl.abs(value) < float("inf")) == 0) & (high > low)
         if tl.max(lost.to(tl.int32), 0) > 0:
             exact, exact_winner = _best(
-                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
+                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, high, D,
                 winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, "native",
                 BLOCK_LQ, 16, 16, False, False, NARROW, 1, decoder, CODEC,
             )  # fmt: skip
@@ -271,15 +258,9 @@ def _scores_kernel(
     d = tl.arange(0, BLOCK_D)
     q_at = q_ptr + q_base
     q_ptrs = q_at[:, None] + d[None, :].to(tl.int64) * q_col
-    q = q_at  # stand-ins, for what this variant does not use
-    q_low = q_at
-    q_scale = q_at
-    q_norm = q_at
+    q, q_low, q_scale, q_norm = q_at, q_at, q_at, q_at  # stand-ins, for what this variant does not use
     if RESIDENT:
-        if EVEN_D:
-            q = tl.load(q_ptrs, mask=valid[:, None], other=0.0)
-        else:
-            q = tl.load(q_ptrs, mask=valid[:, None] & (d[None, :] < D), other=0.0)
+        q = tl.load(q_ptrs, mask=valid[:, None] if EVEN_D else valid[:, None] & (d[None, :] < D), other=0.0)
         if PRECISION != "native":
             q, q_low, q_scale = halves(q)
     elif PRECISION != "native":
@@ -296,8 +277,7 @@ def _scores_kernel(
         squares = tl.zeros([BLOCK_LQ], tl.float32)
         for c in range(0, D, BLOCK_D):
             at = q_ptrs + (begin * 0 + c) * q_col
-            q_wide = tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0).to(tl.float32)
-            squares += tl.sum(q_wide * q_wide, 1)
+            squares += squares_of(tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0))
         q_norm = tl.maximum(tl.sqrt_rn(squares), 1e-12)
 
     doc = begin
