@@ -145,6 +145,13 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
         return call
 
+    def decoded(codec, D, dtype=half, backend="triton", **options):
+        def call():
+            made = maxsim.quantize(torch.randn(4, 300, D), codec, **options)
+            maxsim.score(tokens(1, 32, D, dtype=dtype), made, backend=backend)
+
+        return call
+
     def follow(x):
         return maxsim.Packed(x, range(0, len(x) + 1, 40))
 
@@ -154,6 +161,8 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         "codes-many": codes("triton", tokens(8, 32, 128), (240, 128), follow, winners=True),
         "train-codes": train_codes(True),
         "train-codes-normalize": train_codes(normalize=True),
+        "product": decoded("pq", 128, parts=16),
+        "product-odd": decoded("pq", 140, single, parts=28),
         "codes-wide": codes("triton", tokens(1, 32, 1024), (4, 300, 1024)),
         "text": lambda: score(tokens(1, 32, 128), tokens(4, 300, 128)),
         "page": lambda: score(tokens(1, 1024, 128), tokens(4, 1024, 128)),

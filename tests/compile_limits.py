@@ -4,6 +4,7 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # capability →
 CASES = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
     "ragged-both", "codes", "codes-many", "codes-wide", "train-codes", "train-codes-normalize",
+    "product", "product-odd",
     "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
     "float32-wide", "float32-wide-high",
     "train", "train-long", "train-float32", "train-candidates", "train-wide-normalize", "train-packed", "train-views",

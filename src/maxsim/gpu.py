@@ -17,7 +17,7 @@ from .layout import Problem, Tokens
 from .quantized.codes import Codes
 from .result import Again
 
-SERVED = ("int8", "fp8", "residual")
+SERVED = ("int8", "fp8", "residual", "pq")
 MOST_WIDTH = (2**31 - 1) // 127**2  # of int8 codes, whose products are sums in int32
 MOST_TOKENS = 2**31 - 1025  # of one item: positions in it are 32-bit numbers, and a tile may go beyond the last
 
@@ -124,6 +124,9 @@ def side(tokens: Tokens) -> Side:
 def _decoder(codes: Codes | None) -> Decoder | None:
     if codes is None or codes.scaled:
         return None
+    if codes.books is not None:
+        _, words, size = codes.books.shape
+        return Decoder(-size, codes.books.contiguous(), words)
     assert codes.centroid is not None
     assert codes.centroids is not None
     inverses = None if codes.inverse is None else codes.inverse.reshape(-1)

@@ -14,13 +14,16 @@ from ..kernels.configs import (
     few_codes_config,
     few_config,
     few_float32_config,
+    few_product_config,
     hopper_codes_config,
     hopper_config,
     hopper_float32_config,
+    hopper_product_config,
     power_of_two,
 )
 from ..kernels.hopper_few import hopper_few
 from ..kernels.hopper_launch import hopper_scores
+from ..kernels.hopper_product import hopper_product, hopper_product_few
 from ..kernels.launches import Repeatable
 from ..kernels.scores import PARTS_BYTES
 from ..layout import Problem, Tokens
@@ -51,8 +54,10 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
     why += codes_unsupported(d)
-    if d.codes is not None and not d.codes.scaled:
-        return [*why, f"serves int8 and fp8 codes, not {d.codes.codec}"]
+    if d.codes is not None and d.codes.codec == "pq":
+        why += _product_unsupported(problem)
+    elif d.codes is not None and not d.codes.scaled:
+        return [*why, f"serves int8, fp8 and pq codes, not {d.codes.codec}"]
     if d.codes is not None and d.codes.factor is not None and (d.codes.codec != "int8" or d.width > 256):
         why.append(f"serves scales of tokens of int8 codes of width 1 to 256, not {d.codes.codec} {d.width}")
     if problem.normalize:
@@ -73,6 +78,21 @@ def unsupported(problem: Problem) -> Sequence[str]:
     return why + _not_addressable(d)
 
 
+def _product_unsupported(problem: Problem) -> list[str]:
+    codes = problem.documents.codes
+    assert codes is not None
+    assert codes.books is not None
+    why = []
+    M, _, size = codes.books.shape
+    if (M, size) != (16, 8):
+        why.append(f"serves pq codes of 16 parts of 8 dimensions, not {M} of {size}")
+    if problem.dtype == torch.float32:
+        why.append("serves pq codes with queries of float16 and bfloat16, not float32")
+    if problem.per_query and _few(problem, False) is None:
+        why.append(f"serves pq candidates of queries of up to 64 tokens, not {problem.queries.max_length}")
+    return why
+
+
 def _single(problem: Problem) -> bool:
     """Whether float32 numbers are to be multiplied."""
     return problem.documents.data.dtype == torch.float32
@@ -85,7 +105,7 @@ def _not_addressable(d: Tokens) -> list[str]:
     row, col = d.data.stride()[-2:]
     if col != 1 or row * d.data.element_size() % 16 or d.data.data_ptr() % 16:
         why.append("needs documents whose last dimension is contiguous and whose rows begin at multiples of 16 bytes")
-    if row < d.width:
+    if row < d.data.shape[-1]:
         why.append("needs documents whose rows do not overlap")
     if not 0 < rows <= MOST_ROWS:
         why.append(f"serves 1 to {MOST_ROWS} rows of document tokens, not {rows}")
@@ -123,6 +143,8 @@ def preferred(problem: Problem) -> bool:
     rows = (1 if own else q.count) * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
     single, codes = _single(problem), d.codes is not None  # products of codes take half the time
+    if d.codes is not None and d.codes.codec == "pq":
+        return rows * tokens >= 1 << 22
     if single and d.width > 128:  # 4x32 vs 200x300 of width 256 at `highest`: 72 TFLOP/s, portable 29; 1x32: 35 and 33
         few = rows > 16 and not d.ragged and d.mask is None
         return (rows > 64 or few) and rows * tokens * d.width >= 1 << 30
@@ -153,7 +175,10 @@ def _few(problem: Problem, winners: bool) -> FewConfig | None:
     """The tiles where the kernel for few query rows serves."""
     q = problem.queries
     rows = (1 if problem.per_query else q.count) * max(16, power_of_two(q.max_length))
-    if problem.documents.codes is not None:
+    codes = problem.documents.codes
+    if codes is not None and codes.codec == "pq":
+        return few_product_config(rows)
+    if codes is not None:
         return few_codes_config(q.width, rows, winners)
     if _single(problem):
         return few_float32_config(q.width, rows)
@@ -168,7 +193,7 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     own = problem.per_query
     precision, config, few = "native", hopper_config(q.width), _few(problem, winners)
     of_documents = side(d)
-    if d.codes is not None:
+    if d.codes is not None and d.codes.scaled:
         config = hopper_codes_config(q.width)
         factors = of_documents.factors
         if factors is not None and factors.data_ptr() % 16:  # of documents sliced out of others
@@ -177,13 +202,19 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
         precision = "f16x3" if float32_is_exact() else "f16"
         config = hopper_float32_config(q.width, precision, winners)
     with on_device(problem.device):
-        launch: Repeatable | None
-        if few is not None:
+        launch: Repeatable | None = None
+        places = out, rows, item or 0, processors
+        if d.codes is not None and d.codes.codec == "pq":
+            if few is not None:
+                hopper_product_few(side(q), of_documents, *places, problem.masked_zero, few, own)
+            else:
+                hopper_product(side(q), of_documents, *places, problem.masked_zero, hopper_product_config())
+        elif few is not None:
             launch = hopper_few(
-                side(q), of_documents, out, rows, item or 0, processors, precision, problem.masked_zero, few, own
+                side(q), of_documents, *places, precision, problem.masked_zero, few, own
             )
         else:
             launch = hopper_scores(
-                side(q), of_documents, out, rows, item or 0, processors, precision, problem.masked_zero, config, own
+                side(q), of_documents, *places, precision, problem.masked_zero, config, own
             )
     return Scored(*out, again(launch, problem, out))

@@ -163,6 +163,16 @@ def few_codes_config(D: int, rows: int, winners: bool) -> FewConfig | None:
     return FewConfig(32, 128 if BLOCK_D == 128 else 64, BLOCK_D, 3, 3, 80)
 
 
+def few_product_config(rows: int) -> FewConfig | None:
+    """`few_config` for `pq` codes of 16 parts of 8 dimensions; the registers are the kernel's affair."""
+    return None if rows > 64 else FewConfig(32 if rows <= 32 else 64, 64, 128, 4, 1, 0)
+
+
+def hopper_product_config() -> HopperConfig:
+    """`hopper_config` for such codes, which are rows of `raw_stages` tiles."""
+    return HopperConfig(128, 128, 3, raw_stages=1)
+
+
 def few_float32_config(D: int, rows: int) -> FewConfig | None:
     """`few_config` for float32 tokens, with winners or without."""
     if not 64 < D <= 128 or rows > 64:
