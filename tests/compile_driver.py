@@ -152,6 +152,15 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
         return call
 
+    def residual(q, d, winners=False, backend="triton", **options):
+        made = maxsim.quantize(d, "residual", centroids=2, **options)
+        function = maxsim.matches if winners else maxsim.score
+        return lambda: function(q, made, backend=backend)
+
+    def train_residual():
+        made = maxsim.quantize(tokens(4, 300, 128), "residual", centroids=2, renormalize=True)
+        score(tokens(4, 32, 128).requires_grad_(), made).sum().backward()
+
     def follow(x):
         return maxsim.Packed(x, range(0, len(x) + 1, 40))
 
@@ -163,6 +172,12 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         "train-codes-normalize": train_codes(normalize=True),
         "product": decoded("pq", 128, parts=16),
         "product-odd": decoded("pq", 140, single, parts=28),
+        "residual": residual(tokens(1, 32, 128), tokens(4, 300, 128), renormalize=True),
+        "residual-many": residual(tokens(8, 32, 128, dtype=brain), packed(brain), True, bits=4),
+        "residual-odd": residual(tokens(1, 32, 77), tokens(4, 300, 77), bits=1),
+        "residual-wide": residual(tokens(1, 32, 1024), tokens(4, 300, 1024), bits=8),
+        "residual-float32": residual(tokens(1, 32, 128, dtype=single), tokens(4, 300, 128)),
+        "train-residual": train_residual,
         "codes-wide": codes("triton", tokens(1, 32, 1024), (4, 300, 1024)),
         "text": lambda: score(tokens(1, 32, 128), tokens(4, 300, 128)),
         "page": lambda: score(tokens(1, 1024, 128), tokens(4, 1024, 128)),

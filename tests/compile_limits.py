@@ -5,6 +5,7 @@ CASES = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
     "ragged-both", "codes", "codes-many", "codes-wide", "train-codes", "train-codes-normalize",
     "product", "product-odd",
+    "residual", "residual-many", "residual-odd", "residual-wide", "residual-float32", "train-residual",
     "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
     "float32-wide", "float32-wide-high",
     "train", "train-long", "train-float32", "train-candidates", "train-wide-normalize", "train-packed", "train-views",
@@ -13,7 +14,7 @@ CASES = (
 # Forward without winners at the usual widths: where a spill would show in the time (measured 2026-11-29: none).
 NEVER_SPILL = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
-    "odd", "codes",
+    "odd", "codes", "residual",
     "candidates", "float32-highest", "float32-high", "float32-medium", "train-pairs",
 )  # fmt: skip
 HOPPER = (

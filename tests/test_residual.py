@@ -51,7 +51,7 @@ def test_what_is_decoded(bits, width, renormalize):
     made = quantize(d, "residual", bits=bits, renormalize=renormalize)
     p = made.parameters
     assert made.codes.shape == (30, 7, -(-width * bits // 8))
-    assert made.bytes_a_token == made.codes.shape[2] + 4
+    assert made.bytes_a_token == made.codes.shape[2] + 4 + 4 * renormalize
     assert p.centroid.shape == (30, 7)
     assert (len(p.weights), len(p.cutoffs), p.bits) == (1 << bits, (1 << bits) - 1, bits)
     tokens, centroids = d.view(-1, width), p.centroids

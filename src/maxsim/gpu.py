@@ -32,6 +32,11 @@ def codes_unsupported(documents: Tokens) -> list[str]:
     why = []
     if codes.codec == "int8" and codes.width > MOST_WIDTH:
         why.append(f"serves int8 codes of width 1 to {MOST_WIDTH}, not {codes.width}")
+    if codes.codec == "pq" and documents.data.numel() and not documents.ragged:
+        *items, row, _ = documents.data.stride()
+        apart = [step for step, count in zip(items, documents.data.shape, strict=False) if count > 1]
+        if row <= 0 or any(step % row for step in apart):
+            why.append("needs codes of documents whose distance is a multiple of their rows'")
     if codes.of_tokens() and not documents.ragged:
         item, row, _ = documents.data.stride()
         if row <= 0 or (documents.count > 1 and item != documents.max_length * row):

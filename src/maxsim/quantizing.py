@@ -65,8 +65,8 @@ def quantize(
             that one for all documents; values beyond it saturate and are counted in `saturated`.
         bits: of "residual": 1, 2 (None), 4 or 8 a dimension.
         centroids: of "residual": how many. None: 16 √tokens, down to a power of two. No more than there are tokens.
-        renormalize: of "residual": divide what is decoded by its norm, as ColBERT and fast-plaid do, for tokens that
-            are unit vectors. None: no.
+        renormalize: of "residual": divide what is decoded by its norm (kept beside it, 4 bytes more), as ColBERT and
+            fast-plaid do, for tokens that are unit vectors. None: no.
         parts: of "pq": how many bytes a token, 16 where None; must divide D.
         seed: of the sample and of where k-means begins.
         like: documents whose codec, options (`normalize` too, but no number given as `scale`), centroids, buckets and

@@ -32,6 +32,11 @@ class Decoder(NamedTuple):
         )
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """What kernels are compiled for."""
+        return (self.codec, self.words, self.table.dtype, self.table.data_ptr() % 16, self.inverses is None)
+
+    @property
     def arguments(self) -> tuple[Tensor | int | None, ...]:
         """As kernels take them, in this order, as their last."""
         return (self.table, self.words, self.ids, self.weights, self.inverses, self.codec)
@@ -41,7 +46,7 @@ NOTHING = (None, 0, None, None, None, 0)  # in place of a decoder's arguments
 
 
 @triton.jit
-def _reversed_bits(byte):
+def reversed_bits(byte):
     """Bits of a byte from the last to the first."""
     byte = ((byte & 0x55) << 1) | ((byte >> 1) & 0x55)
     byte = ((byte & 0x33) << 2) | ((byte >> 2) & 0x33)
@@ -58,20 +63,22 @@ def _residual(
     EACH: tl.constexpr = 8 // BITS
     BYTES: tl.constexpr = BLOCK_D // EACH
     row = row.to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
     byte = tl.arange(0, BYTES)
-    place = tl.arange(0, EACH)
-    d = c + byte[:, None] * EACH + place[None, :]
-    first = tl.load(ids + row, mask=live, other=0).to(tl.int64) * D
+    mask = None
+    beside = None
+    if not EVEN_D:
+        mask = (c // EACH + byte < (D + EACH - 1) // EACH)[None, :]
+        beside = (c + d < D)[None, :]
+    if live is not None:
+        mask = live[:, None] if EVEN_D else mask & live[:, None]
+        beside = live[:, None] if EVEN_D else beside & live[:, None]
+    first = tl.load(ids + row, mask=live).to(tl.int64) * D
     codes_at = codes + row[:, None] * d_row + ((c // EACH + byte).to(tl.int64) * d_col)[None, :]
-    table_at = table + (first[:, None, None] + d[None, :, :])
-    if EVEN_D:
-        code = tl.load(codes_at, mask=live[:, None], other=0)
-        x = tl.load(table_at, mask=live[:, None, None], other=0.0).to(tl.float32)
-    else:
-        code = tl.load(codes_at, mask=live[:, None] & (c // EACH + byte < (D + EACH - 1) // EACH)[None, :], other=0)
-        x = tl.load(table_at, mask=live[:, None, None] & (d < D)[None, :, :], other=0.0).to(tl.float32)
-    code = _reversed_bits(code.to(tl.int32))  # the first dimension in the lowest bits, in their usual order
-    bucket = code[:, :, None] >> (place * BITS)[None, None, :]
+    code = tl.load(codes_at, mask=mask)
+    x = tl.load(table + (first[:, None] + (c + d)[None, :]), mask=beside).to(tl.float32)
+    code = reversed_bits(code.to(tl.int32))  # the first dimension in the lowest bits, in their usual order
+    bucket = code[:, :, None] >> (tl.arange(0, EACH) * BITS)[None, None, :]
     if BITS == 1:
         weight = tl.where((bucket & 1) == 0, tl.load(weights), tl.load(weights + 1))
     elif BITS == 2:
@@ -80,12 +87,10 @@ def _residual(
         weight = tl.where((bucket & 1) == 0, even, odd)
     else:
         weight = tl.load(weights + (bucket & ((1 << BITS) - 1)))
-    x += weight.to(tl.float32)
+    x += tl.reshape(weight, [ROWS, BLOCK_D])
     if inverses is not None:
-        x *= tl.load(inverses + row, mask=live, other=0.0)[:, None, None]
-    if not EVEN_D:
-        x = tl.where((d < D)[None, :, :], x, 0.0)
-    return tl.reshape(x, [ROWS, BLOCK_D])
+        x *= tl.load(inverses + row, mask=live)[:, None]
+    return x if beside is None else tl.where(beside, x, 0.0)
 
 
 @triton.jit
@@ -98,7 +103,7 @@ def _product(
     EACH: tl.constexpr = min(SIZE & -SIZE, BLOCK_D)
     d = c + tl.arange(0, BLOCK_D // EACH) * EACH
     part = d // SIZE
-    mask = live[:, None]
+    mask = (row >= 0)[:, None] if live is None else live[:, None]
     if not EVEN_D:
         mask = mask & (d < D)[None, :]
     code = tl.load(codes + row.to(tl.int64)[:, None] * d_row + (part.to(tl.int64) * d_col)[None, :], mask=mask, other=0)
@@ -108,24 +113,14 @@ def _product(
 
 
 @triton.jit
-def of_rows(decoder, row):
-    """What decodes rows from one on."""
-    table, words, ids, weights, inverses = decoder
-    if ids is not None:
-        ids += row
-    if inverses is not None:
-        inverses += row
-    return table, words, ids, weights, inverses
-
-
-@triton.jit
 def decoded(
     codes, row, live, d_row, d_col, c, D, decoder,
     CODEC: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Columns c to c + BLOCK_D of the tokens in some rows of `codes`, rounded once to `dtype`; 0 beyond column D.
+    """Columns c to c + BLOCK_D of the tokens in some rows of `codes`, rounded once to `dtype`; 0 beyond column D
+    and of rows that are not `live` (None: all are).
 
-    row: which rows of the matrix that `codes` begin, `live` those to be read. decoder: a `Decoder`'s arguments but for
+    row: of the matrix that `codes` begins. decoder: a `Decoder`'s arguments but for
     the last, which is CODEC.
     """
     if CODEC > 0:

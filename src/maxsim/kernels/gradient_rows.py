@@ -15,10 +15,11 @@ from .sides import span
 COMMON = (
     "first", "documents", "first_row", "rows", "columns", "parts", "chunk_log2", "spare", "K", "NQ", "ND", "LQ", "LD",
     "TQ", "TD", "grad_query", "grad_document", "d_group", "count", "none", "steps", "more", "piece_log2",
+    "words",
 )  # fmt: skip
 TABLES = (
     "grad", "pairs", "pair_order", "pair_offsets", "q_starts", "q_ends", "q_owner", "d_starts", "d_ends", "d_owner",
-    "scales", "factors",
+    "scales", "factors", "ids", "weights", "inverses",
 )  # fmt: skip
 
 
@@ -30,7 +31,9 @@ def _gradient_kernel(
     grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
     GRID: tl.constexpr, OF_QUERIES: tl.constexpr, SORTED: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
+    table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
+    decoder = (table, words, ids, weights, inverses)
     lane = tl.arange(0, ROWS * ENTRIES)
     slot = lane % ENTRIES
     block = tl.program_id(0).to(tl.int64) * ROWS
@@ -114,7 +117,7 @@ def _gradient_kernel(
             winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
             columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
             q_item, q_row, q_col, d_group, d_item, d_row, d_col,
-            GRID, OF_QUERIES, SORTED, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors,
+            GRID, OF_QUERIES, SORTED, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors, decoder, CODEC,
         )  # fmt: skip
         total += sum
         terms += some

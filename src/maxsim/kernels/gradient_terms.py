@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .decoding import decoded
 from .lists import won_by
 from .sides import span
 
@@ -43,12 +44,13 @@ def sum_terms(
     q_item, q_row, q_col, d_group, d_item, d_row, d_col,
     GRID: tl.constexpr, OF_QUERIES: tl.constexpr, SORTED: tl.constexpr, NORMALIZE: tl.constexpr,
     ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr, scales=None, factors=None,
+    decoder=None, CODEC: tl.constexpr = 0,
 ):  # fmt: skip
     """Sums of the terms low to high of ROWS rows, ENTRIES at a time; and how many there were, for each lane.
 
     own: of queries the column of the table; n, doc: the item that a row belongs to; at, over, to, size: the list of a
     document (`list_base`), `skipped` entries after its first one's. scales, factors: of documents that are codes, and
-    where rows are normalised codes of unit vectors.
+    where rows are normalised codes of unit vectors; decoder: of codes that are no numbers.
     """
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -120,15 +122,21 @@ def sum_terms(
             elif (not GRID) or q_owner is None:
                 start, length = span(tl.where(live, query, 0), q_starts, q_ends, LQ, TQ)
                 at_row += start * q_row
-        at_row = tl.where(live, at_row, -1024)[:, None]  # a power of two, or loads would be narrow
-        if OF_QUERIES:
-            tile_ptrs = d_ptr + at_row + d[None, :].to(tl.int64) * d_col
+        if CODEC != 0 and OF_QUERIES:
+            tile = decoded(
+                d_ptr, tl.where(live, at_row // d_row, 0), live, d_row, d_col, 0, D, decoder, CODEC, BLOCK_D, False,
+                q_ptr.dtype.element_ty,
+            )  # fmt: skip
         else:
-            tile_ptrs = q_ptr + at_row + d[None, :].to(tl.int64) * q_col
-        tile = tl.load(tile_ptrs, mask=(at_row >= 0) & (d < D)[None, :], other=0.0)
+            at_row = tl.where(live, at_row, -1024)[:, None]  # a power of two, or loads would be narrow
+            if OF_QUERIES:
+                tile_ptrs = d_ptr + at_row + d[None, :].to(tl.int64) * d_col
+            else:
+                tile_ptrs = q_ptr + at_row + d[None, :].to(tl.int64) * q_col
+            tile = tl.load(tile_ptrs, mask=(at_row >= 0) & (d < D)[None, :], other=0.0)
         term = tile.to(tl.float32)
         if NORMALIZE:
-            if scales is None:
+            if scales is None and CODEC == 0:
                 term = term / tl.maximum(tl.sqrt_rn(tl.sum(term * term, 1)), 1e-12)[:, None]
             terms += live.to(tl.int32)
         term *= g.to(tl.float32)[:, None]

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .configs import GradientConfig, gradient_config
+from .decoding import NOTHING
 from .gradient_rows import COMMON, TABLES, _gradient_kernel, _piece_kernel
 from .launches import Slot, Steps
 from .lists import SIZE, Lists, Pairs, lists, won_by
@@ -89,6 +90,10 @@ class _Inputs(NamedTuple):
     q_ends_of_order: Any = None
     d_order: Any = None
     d_ends_of_order: Any = None
+    table: Any = None
+    ids: Any = None
+    weights: Any = None
+    inverses: Any = None
 
 
 class _Backward:
@@ -103,6 +108,9 @@ class _Backward:
         self.at = _Inputs(*(None if each is None else Slot(i) for i, each in enumerate(tensors)))
         self.q = q._replace(data=self.at.q, starts=self.at.q_starts, ends=self.at.q_ends)
         self.d = d._replace(data=self.at.d, starts=self.at.d_starts, ends=self.at.d_ends)
+        at, self.decoder = self.at, NOTHING
+        if d.decoder is not None:
+            self.decoder = (at.table, d.decoder.words, at.ids, at.weights, at.inverses, d.decoder.codec)
         self.D = q.data.shape[-1]
         self.grid = tensors.pairs is None and not per_query
         self.K = max(per_query, 1)
@@ -194,7 +202,7 @@ class _Backward:
             *self.sizes, self.D, *self.grad_strides,
             q.item, q.row, q.col, self.d_group, d.item, d.row, d.col,
             self.grid, of_queries, sorted, self.normalize,
-            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D,
+            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D, *self.decoder,
             num_warps=config.num_warps,
         )  # fmt: skip
 
@@ -216,6 +224,9 @@ def gradients(
     grad: upstream, `[NQ, ND]` or `[P]`, any strides. Documents that are codes have none.
     """
     tensors = _Inputs(winners, grad, pairs, q.data, q.starts, q.ends, d.data, d.starts, d.ends, d.scales, d.factors)
+    if d.decoder is not None:
+        of = d.decoder
+        tensors = tensors._replace(table=of.table, ids=of.ids, weights=of.weights, inverses=of.inverses)
     for of_queries, side in ((True, q), (False, d)):
         if need_queries if of_queries else need_documents:
             order = None
@@ -247,6 +258,7 @@ def _kind(side: Side) -> tuple[Any, ...]:
     return (
         data.shape, data.dtype, data.data_ptr() % 16, *side[1:9], None if starts is None else starts.dtype,
         side.consecutive, side.scales is None, side.factors is None,
+        None if side.decoder is None else side.decoder.kind,
     )  # fmt: skip
 
 

@@ -111,10 +111,11 @@ def _few_partition(
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
-    q_scales, scales, f_smem, GROUP: gl.constexpr = 0, table=None,
+    q_scales, scales, f_smem, EIGHTS: gl.constexpr = False, GROUP: gl.constexpr = 0, table=None,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against all query rows. K: each query has as many documents of its own,
-    and they are scored against its rows. table: of codes in tiles where codewords begin; GROUP of several such."""
+    and they are scored against its rows. EIGHTS: tiles begin at multiples of 8 rows. table: of codes in tiles where
+    codewords begin; GROUP of several such."""
     FIRST: gl.constexpr = GROUP * STAGES
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LQ, 256 // q_smem.dtype.primitive_bitwidth]
@@ -161,7 +162,7 @@ def _few_partition(
         first, past, start, end_row = enter(doc, last, start, end_row, starts, ends, LD, d_item, TD)
         while doc < last:
             run = past > first
-            row = tile_from(first, f_smem is not None)
+            row = tile_from(first, f_smem is not None or EIGHTS)
             if not run:
                 _finish(
                     none, nowhere, token, q_scale, column, valid, doc, first, True, bases, gaps, out_ptr, winners_ptr,

@@ -56,22 +56,22 @@ def _hopper_product_kernel(
             stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, 0, where)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, False, 0, where)),
         (_few_partition, (
             stream + 1, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, 1, where)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, False, 1, where)),
         (_few_partition, (
             stream + 2, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, 2, where)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, False, 2, where)),
         (_few_partition, (
             stream + 3, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, 3, where)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, False, 3, where)),
         (_load_partition, (
             stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
             BY_TOKENS, False, 0, BLOCK_LD, STAGES, False, False, K)),

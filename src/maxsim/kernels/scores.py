@@ -25,7 +25,7 @@ from torch import Tensor
 from .arithmetic import column_maximum, halves, inverse, lowest, maximum, ordered, power, similarities, split, unordered
 from .codes import encoded
 from .configs import Config, power_of_two
-from .decoding import NOTHING, decoded, of_rows
+from .decoding import NOTHING, decoded
 from .launches import InParts, Launch, Repeatable
 from .lost import LOST_DOCUMENTS, any_lost
 from .queries import kept_rows, sum_parts
@@ -45,7 +45,7 @@ TABLES = ("q_starts", "q_ends", "q_kept_rows", "q_kept", "d_starts", "d_ends", "
 
 @triton.jit
 def _best(
-    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
+    q_start, q, q_low, q_live, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, high, D,
     WINNERS: tl.constexpr, MASKED: tl.constexpr, MASKED_ZERO: tl.constexpr, NORMALIZE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_LQ: tl.constexpr, BLOCK_LD: tl.constexpr, BLOCK_D: tl.constexpr,
     EVEN_D: tl.constexpr, RESIDENT: tl.constexpr, NARROW: tl.constexpr, STAGES: tl.constexpr,
@@ -75,7 +75,8 @@ def _best(
         if RESIDENT:
             if CODEC != 0:
                 d_tile = decoded(
-                    d_base, at + row, row >= 0, d_row, d_col, 0, D, decoder, CODEC, BLOCK_D, EVEN_D, q_type
+                    d_base - d_first * d_row, d_first + at + row, None, d_row, d_col, 0, D, decoder, CODEC, BLOCK_D,
+                    EVEN_D, q_type,
                 )  # fmt: skip
             elif EVEN_D:
                 d_tile = tl.load(d_ptrs)
@@ -95,7 +96,8 @@ def _best(
                     q_tile = tl.load(q_from, mask=q_live[:, None] & (d[None, :] < D - c), other=0.0)
                 if CODEC != 0:
                     d_tile = decoded(
-                        d_base, at + row, row >= 0, d_row, d_col, c, D, decoder, CODEC, BLOCK_D, EVEN_D, q_type
+                        d_base - d_first * d_row, d_first + at + row, None, d_row, d_col, c, D, decoder, CODEC,
+                        BLOCK_D, EVEN_D, q_type,
                     )  # fmt: skip
                 elif EVEN_D:
                     d_tile = tl.load(d_at)
@@ -110,8 +112,8 @@ def _best(
                     squares += tl.sum(wide * wide, 1)
         if NORMALIZE and CODEC == 0:  # of codes, those are of unit vectors already
             sim = sim / tl.maximum(tl.sqrt_rn(squares), 1e-12)[:, None] + 0.0  # no −0: it would lose against 0
-        if f_base is not None:
-            sim = sim * tl.load(f_base + zero + at + row).to(ACC)[:, None]
+        if factors is not None:
+            sim = sim * tl.load(factors + d_first + at + row).to(ACC)[:, None]
         if MASKED:
             keep = tl.load(m_base + (at + row).to(tl.int64) * m_row) != 0
             sim = tl.where(keep[:, None], sim, 0 if MASKED_ZERO else lowest(ACC))
@@ -149,11 +151,9 @@ def _score_document(
     """Scores one document, or pair, against the query tile and stores what comes of it."""
     d_base = d_ptr + base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row)
     m_base = d_mask
-    f_base = factors
-    if factors is not None:
-        f_base += base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row
-    if CODEC != 0:
-        decoder = of_rows(decoder, base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row)
+    d_first = length.to(tl.int64) * 0
+    if factors is not None or CODEC != 0:
+        d_first += base(doc, d_start, d_starts, d_per_group, d_group, d_item, d_row) // d_row
     low = length * 0
     high = length
     if d_mask is not None:
@@ -166,7 +166,7 @@ def _score_document(
     stop = tl.where(live, high, low)  # a tile beyond its query's end asks for no product
 
     value, winner = _best(
-        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, stop, D,
+        q_at, q, q_low, valid, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, stop, D,
         winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, PRECISION,
         BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW, STAGES, decoder, CODEC,
     )  # fmt: skip
@@ -178,7 +178,7 @@ def _score_document(
         lost = valid & ((tl.abs(value) < float("inf")) == 0) & (high > low)
         if tl.max(lost.to(tl.int32), 0) > 0:
             exact, exact_winner = _best(
-                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, f_base, low, high, D,
+                q_at, q_at, q_at, valid, q_col, d_base, d_row, d_col, m_base, m_row, factors, d_first, low, high, D,
                 winners_ptr is not None, d_mask is not None, MASKED_ZERO, NORMALIZE, "native",
                 BLOCK_LQ, 16, 16, False, False, NARROW, 1, decoder, CODEC,
             )  # fmt: skip

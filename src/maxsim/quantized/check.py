@@ -32,7 +32,8 @@ def check(documents: Quantized) -> None:
     for name, tensor in tensors.items():
         if name not in shapes:
             raise ValueError(f"{name} means nothing to {parameters.codec}")
-        _expect(name, tensor, WHOLE.get(name, torch.float32), shapes[name])
+        half = name == "centroids" and tensor.dtype == torch.float16
+        _expect(name, tensor, torch.float16 if half else WHOLE.get(name, torch.float32), shapes[name])
         if name in WHOLE:
             least, most = _limits(name, documents)
             _refuse(name, tensor, (tensor < least) | (tensor > most))

@@ -25,9 +25,10 @@ class Codes:
 
     scale, factor: float32 `[N]`, positive, and perhaps int16 one a token, at least 1: a token of `int8` or `fp8` is its
     codes times its document's scale, times its factor.
-    centroid, centroids, weights: int32 one a token, float32 `[C, D]` and `[2^bits]`: a token of `residual` is its
-    centroid and, of each dimension, the weight of a bucket; where `renormalize` times its inverse, float32 one a token,
-    1 / its norm. cutoffs: float32 `[2^bits - 1]`, where buckets end, to quantise more documents; None where unknown.
+    centroid, centroids, weights: int32 one a token, float16 or float32 `[C, D]`, and float32 `[2^bits]`: a token of
+    `residual` is its centroid and, of each dimension, the weight of a bucket; where `renormalize` times its inverse,
+    float32 one a token, 1 / its norm. cutoffs: float32 `[2^bits - 1]`, where buckets end, to quantise more documents;
+    None where unknown.
     books: float32 `[M, K, D / M]`, the codewords of `pq`.
     radius, norm: float32 `[N]`, the largest ‖d − decoded d‖ and ‖decoded d‖ over a document's kept tokens, rounded
     up; None where the tokens were never seen, as in an index of another library.

@@ -37,7 +37,9 @@ def read(path: str | os.PathLike[str]) -> Quantized:
     load, kind = (_numpy, "npy") if numpy else (_torch, "pt")
     try:
         chunks = range(int(metadata["num_chunks"]))
-        centroids = load(folder / f"centroids.{kind}").float()
+        centroids = load(folder / f"centroids.{kind}")
+        if centroids.dtype != torch.float16:
+            centroids = centroids.float()
         if numpy:
             cutoffs, weights = load(folder / "bucket_cutoffs.npy"), load(folder / "bucket_weights.npy")
         else:
@@ -51,23 +53,25 @@ def read(path: str | os.PathLike[str]) -> Quantized:
             "residual",
             centroids.shape[-1],
             centroid=centroid.int(),
+            inverse=torch.ones(len(codes), device="cpu"),
             centroids=centroids,
             cutoffs=cutoffs.float(),
             weights=weights.float(),
             normalized=True,
             renormalize=True,
         )
-        parameters = dataclasses.replace(parameters, inverse=_inverses(codes, parameters))
         places = Packed(codes, torch.tensor([0, *accumulate(lengths)], dtype=torch.int64))
         documents = Quantized(codes, parameters, places.max_length, places.starts, places.ends, True)
         check(documents)
+        parameters = dataclasses.replace(parameters, inverse=_inverses(codes, parameters))
+        documents = documents._with(parameters=parameters)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: not a whole index of ColBERT or fast-plaid: {error}") from error
     return documents
 
 
 def _inverses(codes: Tensor, parameters: Codes) -> Tensor:
-    read = parameters.reader(codes)
+    read = dataclasses.replace(parameters, inverse=None).reader(codes)
     parts = [residual.inverses(read(slice(low, low + BLOCK))) for low in range(0, len(codes), BLOCK)]
     return torch.cat(parts) if parts else torch.empty(0, device="cpu")
 

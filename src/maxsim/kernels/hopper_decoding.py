@@ -1,0 +1,203 @@
+"""Tiles of codes that are no numbers, decoded by Hopper warpgroups on their way to the ring that another multiplies."""
+
+from __future__ import annotations
+
+from . import decoding
+from .gluon_names import fence_async_shared, gl, gluon, mbarrier, thread_barrier, tma_load
+from .hopper_stream import each_tile
+
+RAW = gl.constexpr(2)  # tiles of codes on their way to a warpgroup
+
+reversed_bits = gluon.jit(decoding.reversed_bits.fn)
+
+
+@gluon.constexpr_function
+def _rows(columns):
+    """A thread's share of a tile of tokens: eight columns of a row at once, which several neighbours have together."""
+    across = 32 if columns >= 256 else columns // 8
+    return gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _bytes(columns, bits):
+    """The same where bytes [rows, columns · bits / 8] turn into columns."""
+    across = 32 if columns >= 256 else columns // 8
+    return gl.BlockedLayout([1, bits, 8 // bits], [32 // across, across, 1], [4, 1, 1], [2, 1, 0])
+
+
+@gluon.constexpr_function
+def _add_halves(bits):
+    """Assembly: eight float16 numbers plus the weights of their buckets, which are picked byte by byte out of a table:
+    of the weights the low bytes ($t0), then the high ones. Operands: sums, numbers, bytes of codes, table."""
+    text = "{ .reg .b32 v, y;"
+    for pair in range(4):
+        code = 12 if bits == 2 and pair >= 2 else 8  # of two bits dimensions 0 to 3 have a byte, and 4 to 7
+        if bits == 2:
+            if pair % 2 == 0:
+                text += f" mul.lo.u32 v, ${code}, 1025;"  # the second number of a pair 8 bits above the first
+            text += f" shr.u32 y, v, {6 - 4 * (pair % 2)}; and.b32 y, y, 771; mad.lo.u32 y, y, 17, 16448;"
+            text += " prmt.b32 y, $16, $24, y;"
+        else:
+            if pair == 0:
+                text += f" mul.lo.u32 v, ${code}, 513;"
+            text += f" shr.u32 y, v, {7 - 2 * pair}; and.b32 y, y, 257; mad.lo.u32 y, y, 17, 8224;"
+            text += " prmt.b32 y, $16, $16, y;"
+        text += f" add.rn.f16x2 ${pair}, ${4 + pair}, y;"
+    return text + " }"
+
+
+@gluon.jit
+def _spread(raw, COLUMNS: gl.constexpr):
+    """Bytes [rows, columns · bits / 8] → of each column its byte."""
+    BITS: gl.constexpr = raw.shape[1] * 8 // COLUMNS
+    by_byte: gl.constexpr = _bytes(COLUMNS, BITS)
+    code = raw.load(gl.SliceLayout(2, by_byte)).to(gl.int32)
+    return code[:, :, None] + gl.zeros([1, 1, 8 // BITS], gl.int32, by_byte)
+
+
+@gluon.jit
+def _together(x, COLUMNS: gl.constexpr):
+    return gl.convert_layout(gl.reshape(x, [x.shape[0], COLUMNS]), _rows(COLUMNS), assert_trivial=True)
+
+
+@gluon.jit
+def _weights(raw, weights, COLUMNS: gl.constexpr):
+    """The weights of the buckets that a tile of bytes names."""
+    BITS: gl.constexpr = raw.shape[1] * 8 // COLUMNS
+    code = _spread(raw, COLUMNS)
+    by_byte: gl.constexpr = code.type.layout
+    place = gl.arange(0, 8 // BITS, layout=gl.SliceLayout(0, gl.SliceLayout(1, by_byte)))[None, None, :] * BITS
+    if BITS <= 2:  # a bucket's lowest bit comes first
+        low = ((code >> (7 - place)) & 1) != 0
+        weight = gl.where(low, gl.load(weights + 1), gl.load(weights))
+        if BITS == 2:
+            high = ((code >> (6 - place)) & 1) != 0
+            weight = gl.where(high, gl.where(low, gl.load(weights + 3), gl.load(weights + 2)), weight)
+    else:
+        weight = gl.load(weights + ((reversed_bits(code) >> place) & ((1 << BITS) - 1)))
+    return _together(weight, COLUMNS)
+
+
+@gluon.jit
+def _residual(raw, ids, inverses, table, weights, t0, t1, D, dtype: gl.constexpr, COLUMNS: gl.constexpr):
+    """A tile of tokens: centroids plus the weights of buckets, times a number a row where there is one. D: how many
+    columns there are, None where all."""
+    BITS: gl.constexpr = raw.shape[1] * 8 // COLUMNS
+    layout: gl.constexpr = _rows(COLUMNS)
+    by_row: gl.constexpr = gl.SliceLayout(1, layout)
+    d = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
+    if D is None:
+        x = gl.load(table + (ids.load(by_row) * COLUMNS)[:, None] + d[None, :])
+    else:
+        there = (d // 8 < D // 8)[None, :]
+        x = gl.load(table + (ids.load(by_row) * (D // 8) * 8)[:, None] + d[None, :], mask=there, other=0.0)
+    if t0 is not None:
+        code = _together(_spread(raw, COLUMNS), COLUMNS)
+        constraints: gl.constexpr = "=&r,=&r,=&r,=&r" + ",r" * 28
+        x = gl.inline_asm_elementwise(_add_halves(BITS), constraints, [x, code, t0, t1], gl.float16, True, 8)
+    else:
+        x = x.to(gl.float32) + _weights(raw, weights, COLUMNS)
+        if inverses is not None:
+            x *= inverses.load(by_row)[:, None]
+    if D is not None:
+        x = gl.where(there, x, 0.0)
+    return x.to(dtype)
+
+
+@gluon.jit
+def _decode(
+    step, row, turns, mine, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty, table, weights,
+    t0, t1, D, MORE: gl.constexpr = True,
+):  # fmt: skip
+    """Decodes the tile that was asked for RAW steps ago, and if there are MORE asks for another in its place. `turns`
+    warpgroups take turns, of which this is `mine`: steps are its own."""
+    STAGES: gl.constexpr = d_smem.shape[0]
+    PIECE: gl.constexpr = raw.shape[1] if t0 is not None else 32
+    before = step - RAW
+    whole = before * turns + mine
+    stage = whole % STAGES
+    place = mine * RAW + step % RAW
+    if before >= 0:
+        mbarrier.wait(raw_full.index(place), (before // RAW) & 1)
+        for j in gl.static_range(raw.shape[1] // PIECE):
+            own = None
+            if inverses is not None:
+                own = inverses.index(place).slice(j * PIECE, PIECE, 0)
+            x = _residual(
+                raw.index(place).slice(j * PIECE, PIECE, 0), ids.index(place).slice(j * PIECE, PIECE, 0), own, table,
+                weights, t0, t1, D, d_smem.dtype, d_smem.shape[2],
+            )  # fmt: skip
+            if j == 0:
+                mbarrier.wait(empty.index(stage), ((whole // STAGES) & 1) ^ 1)
+            d_smem.index(stage).slice(j * PIECE, PIECE, 0).store(x)
+        fence_async_shared()
+        thread_barrier()
+        mbarrier.arrive(full.index(stage), count=1)
+    if MORE:
+        BYTES: gl.constexpr = c_desc.block_type.nbytes + i_desc.block_type.nbytes
+        mbarrier.expect(raw_full.index(place), BYTES + (0 if v_desc is None else v_desc.block_type.nbytes))
+        tma_load(c_desc, [row, 0], raw_full.index(place), raw.index(place))
+        tma_load(i_desc, [row], raw_full.index(place), ids.index(place))
+        if v_desc is not None:
+            tma_load(v_desc, [row], raw_full.index(place), inverses.index(place))
+
+
+@gluon.jit
+def _in_turn(
+    step, row, tile, turns, mine, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty, table,
+    weights, t0, t1, D,
+):  # fmt: skip
+    if step % turns == mine:
+        _decode(
+            step // turns, row, turns, mine, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty,
+            table, weights, t0, t1, D,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _byte_table(weights, BITS: gl.constexpr):
+    """Low and high bytes of float16 weights, in the order of buckets whose bits are reversed."""
+    low = 0
+    high = 0
+    for n in gl.static_range(1 << BITS):
+        bits = gl.load(weights + (n if BITS == 1 else (n >> 1) | ((n & 1) << 1))).to(gl.int16, bitcast=True).to(gl.int32)
+        low |= (bits & 255) << (8 * n)
+        high |= ((bits >> 8) & 255) << (8 * n)
+    if BITS == 1:
+        low |= high << 16
+    return low, high
+
+
+@gluon.jit
+def decode_partition(
+    stream, streams, q_tiles, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
+    full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, K,
+    EVEN_D: gl.constexpr, TURNS: gl.constexpr, MINE: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: brings every TURNS-th of a stream's tiles of codes and puts what they stand for into its ring."""
+    BITS: gl.constexpr = raw.shape[2] * 8 // d_smem.shape[2]
+    HALVES: gl.constexpr = (
+        BITS <= 2 and inverses is None and weights.dtype.element_ty == gl.float16
+        and table.dtype.element_ty == gl.float16 and d_smem.dtype == gl.float16
+    )
+    if HALVES:
+        t0, t1 = _byte_table(weights, BITS)
+    else:
+        t0: gl.constexpr = None  # type: ignore[no-redef]
+        t1: gl.constexpr = None  # type: ignore[no-redef]
+    turn = stream * 0 + MINE
+    if EVEN_D:
+        columns: gl.constexpr = None
+    else:
+        columns = D  # type: ignore[misc]
+    places = (
+        stream * 0 + TURNS, turn, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty, table,
+        weights, t0, t1, columns,
+    )  # fmt: skip
+    step = each_tile(
+        stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 4,
+        _in_turn, places, False, K, True,
+    )  # fmt: skip
+    mine = (step - turn + TURNS - 1) // TURNS
+    for i in range(RAW):
+        _decode(mine + i, 0, *places, MORE=False)
