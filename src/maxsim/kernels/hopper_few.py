@@ -178,7 +178,7 @@ def _few_partition(
                     row = next_kept(d_bits, row, BLOCK_LD)
                 mbarrier.wait(full.index(stage), (step // STAGES) & 1)
                 if table is not None:
-                    tokens = tokens_of(d_smem.index(stage), table, layout, q_smem.dtype)
+                    tokens = tokens_of(d_smem.index(stage), table, min(ND, 1), layout, q_smem.dtype)
                     sim = wgmma(
                         tokens, q_smem.index(GROUP).permute((1, 0)),
                         gl.zeros([BLOCK_LD, BLOCK_LQ], acc, layout), use_acc=False, is_async=True,
@@ -207,6 +207,10 @@ def _few_partition(
                     word = gl.load(d_bits + (here >> 5))
                     sim = gl.where((((word >> (here & 31)) & 1) != 0)[:, None], sim, lowest(acc))
                 inside = run
+                if table is not None and winners_ptr is None:  # what is selected takes as long as what is multiplied
+                    if (first <= row) & (past > row + BLOCK_LD):
+                        best = maximum(best, sim)
+                        inside = past <= row
                 while inside:
                     inner = (here >= first) & (here < past)
                     new = maximum(best, gl.where(inner[:, None], sim, lowest(acc)))
