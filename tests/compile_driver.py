@@ -8,6 +8,7 @@ what is compiled is what a card would run. Usage: python compile_driver.py CAPAB
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -152,8 +153,11 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
 
         return call
 
-    def residual(q, d, winners=False, backend="triton", **options):
+    def residual(q, d, winners=False, backend="triton", halves=False, **options):
         made = maxsim.quantize(d, "residual", centroids=2, **options)
+        if halves:
+            tables = {name: getattr(made.parameters, name).half() for name in ("centroids", "weights")}
+            made = made._with(parameters=dataclasses.replace(made.parameters, **tables))
         function = maxsim.matches if winners else maxsim.score
         return lambda: function(q, made, backend=backend)
 
@@ -229,6 +233,16 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             ),
             "hopper-few-quantized": lambda: maxsim.score(
                 tokens(1, 32, 128), maxsim.quantize(packed(half), "fp8"), backend="hopper"
+            ),
+            "hopper-few-residual": residual(tokens(1, 32, 128), tokens(4, 300, 128), backend="hopper", halves=True),
+            "hopper-few-residual-matches": residual(
+                tokens(1, 32, 128, dtype=brain), packed(brain), True, "hopper", bits=4, renormalize=True
+            ),
+            "hopper-few-residual-long": residual(tokens(1, 64, 64), packed(half, D=64), backend="hopper", bits=8),
+            "hopper-residual": residual(tokens(8, 32, 128), tokens(4, 300, 128), backend="hopper", halves=True),
+            "hopper-residual-one-tile": residual(tokens(1, 128, 128), packed(half), backend="hopper", bits=8),
+            "hopper-residual-matches": residual(
+                tokens(2, 300, 256), tokens(4, 300, 256), True, "hopper", bits=4, renormalize=True
             ),
             "train-codes-e4m3": train_codes(code="fp8"),
             "hopper-codes": codes("hopper", tokens(1, 1024, 128), (4, 300, 128)),

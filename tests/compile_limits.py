@@ -21,7 +21,8 @@ HOPPER = (
     "codes-e4m3", "hopper-codes", "hopper-codes-factors", "hopper-codes-matches", "hopper-codes-e4m3",
     "hopper-codes-one-tile", "hopper-codes-wide", "hopper-codes-wider", "hopper-few-codes", "hopper-few-codes-e4m3",
     "hopper-few-codes-matches", "train-codes-e4m3", "hopper-quantized",
-    "hopper-few-quantized",
+    "hopper-few-quantized", "hopper-few-residual", "hopper-few-residual-matches", "hopper-few-residual-long",
+    "hopper-residual", "hopper-residual-one-tile", "hopper-residual-matches",
     "hopper", "hopper-bfloat16-wide", "hopper-unaligned", "hopper-split", "hopper-split-ragged",
     "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
     "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",
@@ -34,6 +35,7 @@ HOPPER = (
     "hopper-few-candidates", "hopper-few-candidates-ragged", "hopper-few-candidates-float32",
 )  # fmt: skip
 HOPPER_QUICK = (
+    "hopper-few-residual", "hopper-residual",
     "hopper", "hopper-few-codes", "hopper-split", "hopper-few-masked", "hopper-float32-high", "hopper-wide",
     "hopper-wide-float32",
     "hopper-candidates",
@@ -42,7 +44,8 @@ HOPPER_QUICK = (
 # of float32 with winners in the loop too; of gradients what pairs need), compiled with Triton 3.6.
 SPILLS = {
     "_hopper_scores_kernel": 768, "_hopper_few_kernel": 640, "_hopper_float32_kernel": 2048,
-    "_hopper_wide_kernel": 768, "_hopper_wide_float32_kernel": 1536, "_gradient_kernel": 32,
+    "_hopper_wide_kernel": 768, "_hopper_wide_float32_kernel": 1536, "_gradient_kernel": 128,
+    "_hopper_few_decoded_kernel": 640, "_hopper_decoded_kernel": 2048,
 }  # fmt: skip
 
 

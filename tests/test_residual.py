@@ -59,7 +59,7 @@ def test_what_is_decoded(bits, width, renormalize):
     own = p.centroid.view(-1).long()
     assert bool((near.gather(1, own[:, None])[:, 0] <= near.amin(1) + 1e-5).all())
     bucket = torch.bucketize(tokens - centroids[own], p.cutoffs)
-    wanted = centroids[own] + p.weights[bucket]
+    wanted = centroids[own].float() + p.weights[bucket].float()
     if renormalize:
         wanted = torch.nn.functional.normalize(wanted, dim=-1)
     back = made.dequantize().view(-1, width)

@@ -248,7 +248,7 @@ def _residual(
     centroids, cutoffs, table = (
         like.centroids,
         like.cutoffs,
-        like.weights[residual.unpacked(like.bits, documents.device)],
+        like.weights.float()[residual.unpacked(like.bits, documents.device)],
     )
     own = torch.zeros(documents.rows, dtype=torch.int32, device=documents.device)
     inverse = torch.ones(documents.rows, device=documents.device) if like.renormalize else None

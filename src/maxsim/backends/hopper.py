@@ -13,15 +13,17 @@ from ..kernels.configs import (
     FewConfig,
     few_codes_config,
     few_config,
+    few_decoded_config,
     few_float32_config,
     few_product_config,
     hopper_codes_config,
     hopper_config,
+    hopper_decoded_config,
     hopper_float32_config,
     hopper_product_config,
     power_of_two,
 )
-from ..kernels.hopper_few import hopper_few
+from ..kernels.hopper_few_launch import hopper_few
 from ..kernels.hopper_launch import hopper_scores
 from ..kernels.hopper_product import hopper_product, hopper_product_few
 from ..kernels.launches import Repeatable
@@ -54,10 +56,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
     why += codes_unsupported(d)
-    if d.codes is not None and d.codes.codec == "pq":
-        why += _product_unsupported(problem)
-    elif d.codes is not None and not d.codes.scaled:
-        return [*why, f"serves int8, fp8 and pq codes, not {d.codes.codec}"]
+    if d.codes is not None and not d.codes.scaled and not why:
+        why += _decoded_unsupported(problem)
     if d.codes is not None and d.codes.factor is not None and (d.codes.codec != "int8" or d.width > 256):
         why.append(f"serves scales of tokens of int8 codes of width 1 to 256, not {d.codes.codec} {d.width}")
     if problem.normalize:
@@ -78,18 +78,21 @@ def unsupported(problem: Problem) -> Sequence[str]:
     return why + _not_addressable(d)
 
 
-def _product_unsupported(problem: Problem) -> list[str]:
+def _decoded_unsupported(problem: Problem) -> list[str]:
+    """Of documents whose codes are no numbers."""
     codes = problem.documents.codes
     assert codes is not None
-    assert codes.books is not None
     why = []
-    M, _, size = codes.books.shape
-    if (M, size) != (16, 8):
-        why.append(f"serves pq codes of 16 parts of 8 dimensions, not {M} of {size}")
     if problem.dtype == torch.float32:
-        why.append("serves pq codes with queries of float16 and bfloat16, not float32")
-    if problem.per_query and _few(problem, False) is None:
-        why.append(f"serves pq candidates of queries of up to 64 tokens, not {problem.queries.max_length}")
+        why.append(f"serves {codes.codec} codes for queries in float16 and bfloat16, not float32")
+    if codes.books is not None:
+        parts, _, size = codes.books.shape
+        if (parts, size) != (16, 8):
+            why.append(f"serves pq codes of 16 parts of 8 dimensions, not {parts} of {size}")
+        if problem.per_query and _few(problem, False) is None:
+            why.append(f"serves pq candidates of queries of up to 64 tokens, not {problem.queries.max_length}")
+    elif codes.width % 8 or hopper_decoded_config(codes.width, codes.bits) is None:
+        why.append(f"serves {codes.codec} codes of widths that 8 divides up to 256, of 8 bits 128, not {codes.width}")
     return why
 
 
@@ -143,8 +146,8 @@ def preferred(problem: Problem) -> bool:
     rows = (1 if own else q.count) * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
     single, codes = _single(problem), d.codes is not None  # products of codes take half the time
-    if d.codes is not None and d.codes.codec == "pq":
-        return rows * tokens >= 1 << 22
+    if d.codes is not None and not d.codes.scaled:  # the portable kernel takes 5 times as long to decode
+        return tokens * d.width >= 1 << 20
     if single and d.width > 128:  # 4x32 vs 200x300 of width 256 at `highest`: 72 TFLOP/s, portable 29; 1x32: 35 and 33
         few = rows > 16 and not d.ragged and d.mask is None
         return (rows > 64 or few) and rows * tokens * d.width >= 1 << 30
@@ -179,7 +182,7 @@ def _few(problem: Problem, winners: bool) -> FewConfig | None:
     if codes is not None and codes.codec == "pq":
         return few_product_config(rows)
     if codes is not None:
-        return few_codes_config(q.width, rows, winners)
+        return (few_codes_config if codes.scaled else few_decoded_config)(q.width, rows, winners)
     if _single(problem):
         return few_float32_config(q.width, rows)
     return few_config(q.width, rows, winners)
@@ -193,7 +196,14 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     own = problem.per_query
     precision, config, few = "native", hopper_config(q.width), _few(problem, winners)
     of_documents = side(d)
-    if d.codes is not None and d.codes.scaled:
+    if d.codes is not None and d.codes.codec == "pq":
+        config = hopper_product_config()
+    elif of_documents.decoder is not None:
+        decoded = hopper_decoded_config(q.width, of_documents.decoder.codec)
+        assert decoded is not None
+        config = decoded
+        of_documents = of_documents._replace(decoder=of_documents.decoder.aligned())
+    elif d.codes is not None:
         config = hopper_codes_config(q.width)
         factors = of_documents.factors
         if factors is not None and factors.data_ptr() % 16:  # of documents sliced out of others
@@ -208,13 +218,9 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
             if few is not None:
                 hopper_product_few(side(q), of_documents, *places, problem.masked_zero, few, own)
             else:
-                hopper_product(side(q), of_documents, *places, problem.masked_zero, hopper_product_config())
+                hopper_product(side(q), of_documents, *places, problem.masked_zero, config)
         elif few is not None:
-            launch = hopper_few(
-                side(q), of_documents, *places, precision, problem.masked_zero, few, own
-            )
+            launch = hopper_few(side(q), of_documents, *places, precision, problem.masked_zero, few, own)
         else:
-            launch = hopper_scores(
-                side(q), of_documents, *places, precision, problem.masked_zero, config, own
-            )
+            launch = hopper_scores(side(q), of_documents, *places, precision, problem.masked_zero, config, own)
     return Scored(*out, again(launch, problem, out))

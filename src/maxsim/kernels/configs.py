@@ -173,6 +173,26 @@ def hopper_product_config() -> HopperConfig:
     return HopperConfig(128, 128, 3, raw_stages=1)
 
 
+def few_decoded_config(D: int, rows: int, winners: bool) -> FewConfig | None:
+    """`few_config` for codes that are no numbers, with three warpgroups that decode."""
+    if D > 128 or rows > (32 if winners else 64):
+        return None
+    BLOCK_D = 64 if D <= 64 else 128
+    return FewConfig(32 if rows <= 32 else 64, 64, BLOCK_D, 4, 2, 64)
+
+
+def hopper_decoded_config(D: int, bits: int) -> HopperConfig | None:
+    """`hopper_config` for codes of so many bits a dimension, of which four tiles are on their way; None where they do
+    not fit."""
+    if D > 256:
+        return None
+    LD, BLOCK_D = (128, 64 if D <= 64 else 128) if D <= 128 else (64, 256)
+    tile, query = 2 * LD * BLOCK_D, 256 * BLOCK_D
+    room = (226 << 10) - 4 * LD * (BLOCK_D * bits // 8 + 8)
+    paired, unpaired, own = (room - 2 * query) // tile, (room - query) // (2 * tile), (room - 2 * query) // (2 * tile)
+    return HopperConfig(LD, BLOCK_D, min(paired, 8), min(unpaired, 5), min(own, 5)) if own > 0 else None
+
+
 def few_float32_config(D: int, rows: int) -> FewConfig | None:
     """`few_config` for float32 tokens, with winners or without."""
     if not 64 < D <= 128 or rows > 64:

@@ -31,6 +31,13 @@ class Decoder(NamedTuple):
             inverses=None if self.inverses is None else self.inverses[row:],
         )
 
+    def aligned(self) -> Decoder:
+        """With what rows have beside them at multiples of 16 bytes, whatever they were cut out of."""
+        ids, inverses = (
+            each.clone() if each is not None and each.data_ptr() % 16 else each for each in (self.ids, self.inverses)
+        )
+        return self._replace(ids=ids, inverses=inverses)
+
     @property
     def kind(self) -> tuple[object, ...]:
         """What kernels are compiled for."""

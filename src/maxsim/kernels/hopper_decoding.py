@@ -26,6 +26,13 @@ def _bytes(columns, bits):
 
 
 @gluon.constexpr_function
+def _piece(rows, columns, halves):
+    """Rows decoded at once, for which registers suffice."""
+    most = (8192 if halves and rows == 64 else 4096) // columns
+    return rows if most > rows else most
+
+
+@gluon.constexpr_function
 def _add_halves(bits):
     """Assembly: eight float16 numbers plus the weights of their buckets, which are picked byte by byte out of a table:
     of the weights the low bytes ($t0), then the high ones. Operands: sums, numbers, bytes of codes, table."""
@@ -106,17 +113,17 @@ def _residual(raw, ids, inverses, table, weights, t0, t1, D, dtype: gl.constexpr
 
 @gluon.jit
 def _decode(
-    step, row, turns, mine, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty, table, weights,
-    t0, t1, D, MORE: gl.constexpr = True,
+    step, row, turns, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty, table,
+    weights, t0, t1, D, first, STAGES: gl.constexpr, MORE: gl.constexpr = True,
 ):  # fmt: skip
     """Decodes the tile that was asked for RAW steps ago, and if there are MORE asks for another in its place. `turns`
     warpgroups take turns, of which this is `mine`: steps are its own."""
-    STAGES: gl.constexpr = d_smem.shape[0]
-    PIECE: gl.constexpr = raw.shape[1] if t0 is not None else 32
+    COLUMNS: gl.constexpr = d_smem.shape[2]
+    PIECE: gl.constexpr = _piece(raw.shape[1], COLUMNS, t0 is not None)
     before = step - RAW
     whole = before * turns + mine
-    stage = whole % STAGES
-    place = mine * RAW + step % RAW
+    stage = first + whole % STAGES
+    place = slot * RAW + step % RAW
     if before >= 0:
         mbarrier.wait(raw_full.index(place), (before // RAW) & 1)
         for j in gl.static_range(raw.shape[1] // PIECE):
@@ -125,7 +132,7 @@ def _decode(
                 own = inverses.index(place).slice(j * PIECE, PIECE, 0)
             x = _residual(
                 raw.index(place).slice(j * PIECE, PIECE, 0), ids.index(place).slice(j * PIECE, PIECE, 0), own, table,
-                weights, t0, t1, D, d_smem.dtype, d_smem.shape[2],
+                weights, t0, t1, D, d_smem.dtype, COLUMNS,
             )  # fmt: skip
             if j == 0:
                 mbarrier.wait(empty.index(stage), ((whole // STAGES) & 1) ^ 1)
@@ -144,13 +151,13 @@ def _decode(
 
 @gluon.jit
 def _in_turn(
-    step, row, tile, turns, mine, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty, table,
-    weights, t0, t1, D,
+    step, row, tile, turns, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty,
+    table, weights, t0, t1, D, first, STAGES: gl.constexpr,
 ):  # fmt: skip
     if step % turns == mine:
         _decode(
-            step // turns, row, turns, mine, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty,
-            table, weights, t0, t1, D,
+            step // turns, row, turns, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full,
+            empty, table, weights, t0, t1, D, first, STAGES,
         )  # fmt: skip
 
 
@@ -160,7 +167,9 @@ def _byte_table(weights, BITS: gl.constexpr):
     low = 0
     high = 0
     for n in gl.static_range(1 << BITS):
-        bits = gl.load(weights + (n if BITS == 1 else (n >> 1) | ((n & 1) << 1))).to(gl.int16, bitcast=True).to(gl.int32)
+        bits = (
+            gl.load(weights + (n if BITS == 1 else (n >> 1) | ((n & 1) << 1))).to(gl.int16, bitcast=True).to(gl.int32)
+        )
         low |= (bits & 255) << (8 * n)
         high |= ((bits >> 8) & 255) << (8 * n)
     if BITS == 1:
@@ -172,13 +181,18 @@ def _byte_table(weights, BITS: gl.constexpr):
 def decode_partition(
     stream, streams, q_tiles, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
     full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS: gl.constexpr, BLOCK_LD: gl.constexpr, K,
-    EVEN_D: gl.constexpr, TURNS: gl.constexpr, MINE: gl.constexpr,
+    EVEN_D: gl.constexpr, TURNS: gl.constexpr, MINE: gl.constexpr, SLOT: gl.constexpr, FIRST: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT: gl.constexpr = False,
 ):  # fmt: skip
-    """A warpgroup: brings every TURNS-th of a stream's tiles of codes and puts what they stand for into its ring."""
+    """A warpgroup: brings every TURNS-th of a stream's tiles of codes and puts what they stand for into its ring, which
+    begins at FIRST."""
     BITS: gl.constexpr = raw.shape[2] * 8 // d_smem.shape[2]
     HALVES: gl.constexpr = (
-        BITS <= 2 and inverses is None and weights.dtype.element_ty == gl.float16
-        and table.dtype.element_ty == gl.float16 and d_smem.dtype == gl.float16
+        BITS <= 2
+        and inverses is None
+        and weights.dtype.element_ty == gl.float16
+        and table.dtype.element_ty == gl.float16
+        and d_smem.dtype == gl.float16
     )
     if HALVES:
         t0, t1 = _byte_table(weights, BITS)
@@ -189,14 +203,14 @@ def decode_partition(
     if EVEN_D:
         columns: gl.constexpr = None
     else:
-        columns = D  # type: ignore[misc]
+        columns = D
     places = (
-        stream * 0 + TURNS, turn, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty, table,
-        weights, t0, t1, columns,
+        stream * 0 + TURNS, turn, stream * 0 + SLOT, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem,
+        full, empty, table, weights, t0, t1, columns, stream * 0 + FIRST, STAGES,
     )  # fmt: skip
     step = each_tile(
         stream, streams, q_tiles, starts, ends, d_bits, ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, 4,
-        _in_turn, places, False, K, True,
+        _in_turn, places, SPLIT, K, True,
     )  # fmt: skip
     mine = (step - turn + TURNS - 1) // TURNS
     for i in range(RAW):

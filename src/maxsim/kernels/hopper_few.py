@@ -19,10 +19,7 @@ tokens is the same tree of adjacent pairs.
 from __future__ import annotations
 
 from . import arithmetic
-from .codes import encoded
-from .configs import FewConfig, power_of_two
 from .gluon_names import (
-    TensorDescriptor,
     fence_async_shared,
     gl,
     gluon,
@@ -33,16 +30,12 @@ from .gluon_names import (
 )
 from .hopper_codewords import tokens_of
 from .hopper_halves import halves_in_registers, of_registers, store_halves, token_of
-from .hopper_launch import GLUON, HopperLaunch, factors_of, score_lost
 from .hopper_maxima import lowest, maximum
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
 from .hopper_stream import cut, enter, fetch, next_kept, segment, tile_from
 from .hopper_tile import keep_queries, of_codes, pair_sums, query_tokens, scaled_maxima
 from .hopper_zero import or_zero, zero_wins
-from .queries import kept_rows
-from .scores import Outputs
-from .sides import Side
-from .spans import NO_GAP, kept_bits, kept_spans
+from .spans import NO_GAP
 
 ordered = gluon.jit(arithmetic.ordered.fn)
 unordered = gluon.jit(arithmetic.unordered.fn)
@@ -272,52 +265,3 @@ def _hopper_few_kernel(
             stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
             BY_TOKENS, True, 0, BLOCK_LD, STAGES, False, True, K, f_desc, f_smem)),
     ], [1], [40])  # fmt: skip
-
-
-def hopper_few(
-    q: Side,
-    d: Side,
-    out: Outputs,
-    d_rows: int,
-    d_item: int,
-    processors: int,
-    precision: str,
-    masked_zero: bool,
-    config: FewConfig,
-    per_query: int = 0,
-) -> HopperLaunch | None:
-    """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows, or with documents of its
-    own each one."""
-    D = q.data.shape[-1]
-    q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
-    if d.scales is not None:
-        q = encoded(q, d.data.dtype)
-    block = config.BLOCK_LQ if per_query else max(16, power_of_two(q.length))
-    layout = gl.NVMMASharedLayout.get_default_for([config.BLOCK_LD, config.BLOCK_D], GLUON[d.data.dtype])
-    programs = (min(processors * config.programs, d.count), 1, 1)
-    starts, ends, bits, gaps = d.starts, d.ends, None, None
-    if d.mask is not None:
-        starts, ends, gaps = kept_spans(d, d_item, masked_zero)
-        bits = kept_bits(d.mask)
-    describe = ([d_rows, D], [d.row, 1], [config.BLOCK_LD, config.BLOCK_D], layout)
-    arguments = (
-        out.winners, out.maxima, q.starts, q.ends, q_rows, q_kept, starts, ends,
-        None if bits is None else d.starts, bits, gaps, q.count, d.count, q.length,
-        min(d.length, d_rows),  # 32 bits
-        q.rows, d_rows, D, block.bit_length() - 1, q.item, q.row, q.col, d_item,
-        0 if out.winners is None else out.winners.shape[1],
-        q.consecutive, q.aligned, d.consecutive, 2 if precision == "f16x3" else 1,
-        config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D, config.stages, per_query or None,
-        q.scales, d.scales, factors_of(d, d_rows, config.BLOCK_LD),
-    )  # fmt: skip
-    kernel = _hopper_few_kernel[programs](
-        TensorDescriptor(d.data, *describe), q.data, out.scores, *arguments, num_warps=4, maxnreg=config.registers
-    )
-    lost = None
-    if precision != "native":
-        lost = score_lost(
-            q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, 1, precision, masked_zero, processors,
-            per_query,
-        )  # fmt: skip
-    plain = q.mask is None and d.mask is None and d.scales is None
-    return HopperLaunch(kernel, programs, describe, arguments[1:], lost) if plain else None

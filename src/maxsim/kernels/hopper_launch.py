@@ -10,6 +10,7 @@ from torch import Tensor
 from .codes import encoded
 from .configs import HopperConfig, forward_config, power_of_two, splits_documents
 from .gluon_names import TensorDescriptor, gl
+from .hopper_decoded import _hopper_decoded_kernel, decoded_tiles
 from .hopper_float32 import _hopper_float32_kernel
 from .hopper_scores import _hopper_scores_kernel
 from .hopper_slices import _query_halves_kernel, _query_tiles_kernel
@@ -104,7 +105,7 @@ def hopper_scores(
     step = d.count
     if parts > 1 and not per_query:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
-        if d.factors is not None:  # those of a part begin at a multiple of 16 bytes
+        if d.factors is not None or d.decoder is not None:  # those of a part begin at a multiple of 16 bytes
             step = -(-step // 8) * 8
     native = precision == "native"
     q_tiles = -(-tiles // 2) if paired else tiles
@@ -123,28 +124,34 @@ def hopper_scores(
     elif parts > 1:
         sums = torch.empty(queries * step * parts, dtype=torch.float32, device=d.data.device)
     box = [config.BLOCK_LD if native else config.BLOCK_RAW, config.BLOCK_D]
-    layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
+    layout = None if d.decoder is not None else gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
     unpaired = config.own_stages if per_query else config.unpaired_stages
     stages: tuple[int | bool, ...] = (config.stages if paired else unpaired,)
     if native:
         stages += (split, q.aligned)
         run = _hopper_wide_kernel if wide else _hopper_scores_kernel
+        if d.decoder is not None:
+            run = _hopper_decoded_kernel
     else:
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
         run = _hopper_wide_float32_kernel if wide else _hopper_float32_kernel
     programs = (processors, 1, 1)
     for first in range(0, d.count, step):
-        part = _documents(d, first, min(step, d.count - first))
+        part = documents_from(d, first, min(step, d.count - first))
         starts, ends, bits, gaps = part.starts, part.ends, None, None
         if part.mask is not None:
             starts, ends, gaps = kept_spans(part, d_item, masked_zero)
             bits = kept_bits(part.mask)
         count = d_rows - first * d_item
         describe = ([count, D], [d.row, 1], box, layout)
+        if d.decoder is None:
+            described, decoding = TensorDescriptor(part.data, *describe), []
+        else:
+            described, *decoding = decoded_tiles(part, count, box)
         for pair in range(0, q_tiles, pairs):
             here = min(pairs, q_tiles - pair)
             arguments = (
-                _from(out.winners, first), _from(out.maxima, first),
+                rows_from(out.winners, first), rows_from(out.maxima, first),
                 q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits,
                 gaps, here, q.count, part.count, q.length,
                 min(d.length, d_rows),  # 32 bits
@@ -164,12 +171,14 @@ def hopper_scores(
                     moved = QueryTiles(places, there, slices, (128, config.BLOCK_D), halves)
             else:
                 arguments += (per_query or None,)
-            if native:
+            if d.decoder is not None:
+                arguments += tuple(decoding)
+            elif native:
                 arguments += (q.scales, part.scales)
                 if not wide:
                     arguments += (factors_of(part, count, config.BLOCK_LD),)
             kernel = run[programs](
-                TensorDescriptor(part.data, *describe), *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
+                described, *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
                 *arguments, num_warps=4,
             )  # fmt: skip
         lost = None
@@ -187,7 +196,7 @@ def hopper_scores(
             total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
     if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None:
         return None
-    if d.scales is not None:
+    if d.scales is not None or d.decoder is not None:
         return None
     launched = HopperLaunch(kernel, programs, describe, arguments[1:], lost, moved)
     return InParts(launched, sums.numel(), total) if parts > 1 else launched
@@ -220,16 +229,17 @@ def factors_of(d: Side, rows: int, BLOCK_LD: int) -> TensorDescriptor | None:
     return TensorDescriptor(d.factors, [rows], [1], [BLOCK_LD], layout)
 
 
-def _documents(d: Side, first: int, count: int) -> Side:
+def documents_from(d: Side, first: int, count: int) -> Side:
     """Some of the documents, padded ones with rows and mask counted from the first of them."""
-    d = d._replace(count=count, scales=_from(d.scales, first))
+    d = d._replace(count=count, scales=rows_from(d.scales, first))
     if d.starts is not None and d.ends is not None:
         return d._replace(starts=d.starts[first : first + count], ends=d.ends[first : first + count])
     mask = None if d.mask is None else d.mask[first : first + count]
-    factors = _from(d.factors, first * (d.item // d.row))
-    return d._replace(data=d.data[first : first + count], mask=mask, factors=factors)
+    row = first * (d.item // d.row)
+    decoder = None if d.decoder is None else d.decoder.begin(row)
+    return d._replace(data=d.data[first : first + count], mask=mask, factors=rows_from(d.factors, row), decoder=decoder)
 
 
-def _from(table: Tensor | None, first: int) -> Tensor | None:
+def rows_from(table: Tensor | None, first: int) -> Tensor | None:
     """The rows of a table from one on."""
     return None if table is None else table[first:]

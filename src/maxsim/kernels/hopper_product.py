@@ -15,8 +15,8 @@ from .configs import FewConfig, HopperConfig, power_of_two
 from .gluon_names import TensorDescriptor, fence_async_shared, gl, gluon, mbarrier, thread_barrier, tma_load
 from .hopper_codewords import WIDTH, WORDS, gathered, keep_table
 from .hopper_few import _few_partition
-from .hopper_launch import _documents as documents_from
-from .hopper_launch import _from
+from .hopper_launch import documents_from, rows_from
+
 from .hopper_maxima import ROWS
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, _score_partition
 from .hopper_stream import each_tile
@@ -56,22 +56,26 @@ def _hopper_product_kernel(
             stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, False, 0, where)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None,
+            False, 0, where)),
         (_few_partition, (
             stream + 1, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, False, 1, where)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None,
+            False, 1, where)),
         (_few_partition, (
             stream + 2, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, False, 2, where)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None,
+            False, 2, where)),
         (_few_partition, (
             stream + 3, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
             q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
             NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None, False, 3, where)),
+            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None,
+            False, 3, where)),
         (_load_partition, (
             stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
             BY_TOKENS, False, 0, BLOCK_LD, STAGES, False, False, K)),
@@ -228,7 +232,7 @@ def hopper_product(
         rows = d_rows - first * d_item
         _hopper_product_scores_kernel[(processors,)](
             TensorDescriptor(part.data, [rows, 16], [d.row, 1], box, layout), d.decoder.table, d.decoder.words, q.data,
-            sums, _from(out.winners, first), _from(out.maxima, first),
+            sums, rows_from(out.winners, first), rows_from(out.maxima, first),
             q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits, gaps,
             -(-tiles // 2), q.count, part.count, q.length, min(d.length, d_rows), q.rows, rows, D, parts,
             block.bit_length() - 1, q.item, q.row, q.col, d_item,

@@ -135,7 +135,7 @@ def _score_partition(
     Q_CONSECUTIVE: gl.constexpr, BY_TOKENS: gl.constexpr, PAIRED: gl.constexpr, HALF: gl.constexpr,
     BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr = False,
     Q_ALIGNED: gl.constexpr = False, K=None, slices=None, RESIDENT: gl.constexpr = 0, first_tile=0, tiles=None,
-    q_scales=None, scales=None, f_smem=None,
+    q_scales=None, scales=None, f_smem=None, EIGHTS: gl.constexpr = False,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against 128 query rows.
 
@@ -145,6 +145,7 @@ def _score_partition(
     `tiles` query tiles from first_tile on are scored. Of float32 ones q_ptr has the scales.
     K: each query has as many documents of its own, a score each.
     q_scales, scales: of codes, else None; f_smem: of int8 codes the factors of a tile's tokens, or None.
+    EIGHTS: tiles begin at multiples of 8 rows.
     """
     if d_scale is not None and not PAIRED and HALF == 1:
         return
@@ -221,7 +222,7 @@ def _score_partition(
         while doc < last:
             run = past > first
             ended = past <= first
-            row = tile_from(first, f_smem is not None)
+            row = tile_from(first, f_smem is not None or EIGHTS)
             while run:
                 stage = step % STAGES
                 if d_bits is not None:

@@ -49,8 +49,8 @@ def enter(doc, last, start, end, starts, ends, LD, d_item, TD, edges=None, CONSE
 
 @gluon.jit
 def tile_from(first, FACTORS: gl.constexpr):
-    """Where the first tile of a document begins: there, or with factors, of which the copy engine takes 16 bytes from
-    multiples of 16 on, at most 7 rows before."""
+    """Where the first tile of a document begins: there, or with numbers beside each row, of which the copy engine takes
+    16 bytes from multiples of 16 on, at most 7 rows before."""
     if FACTORS:
         return first & -8
     else:

@@ -32,7 +32,7 @@ def check(documents: Quantized) -> None:
     for name, tensor in tensors.items():
         if name not in shapes:
             raise ValueError(f"{name} means nothing to {parameters.codec}")
-        half = name == "centroids" and tensor.dtype == torch.float16
+        half = name in ("centroids", "weights") and tensor.dtype == torch.float16
         _expect(name, tensor, torch.float16 if half else WHOLE.get(name, torch.float32), shapes[name])
         if name in WHOLE:
             least, most = _limits(name, documents)

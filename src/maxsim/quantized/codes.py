@@ -14,7 +14,11 @@ from . import product, residual, scaled
 
 CODECS = ("int8", "fp8", "residual", "pq")
 DOCUMENT = ("scale", "radius", "norm")  # one entry a document
-TOKEN = ("factor", "centroid", "inverse")  # one entry a row of codes, in the shape of the codes without their last dimension
+TOKEN = (
+    "factor",
+    "centroid",
+    "inverse",
+)  # one entry a row of codes, in the shape of the codes without their last dimension
 SHARED = ("centroids", "cutoffs", "weights", "books")  # of all documents
 TENSORS = DOCUMENT + TOKEN + SHARED
 
@@ -25,7 +29,7 @@ class Codes:
 
     scale, factor: float32 `[N]`, positive, and perhaps int16 one a token, at least 1: a token of `int8` or `fp8` is its
     codes times its document's scale, times its factor.
-    centroid, centroids, weights: int32 one a token, float16 or float32 `[C, D]`, and float32 `[2^bits]`: a token of
+    centroid, centroids, weights: int32 one a token, `[C, D]` and `[2^bits]`, float16 or float32: a token of
     `residual` is its centroid and, of each dimension, the weight of a bucket; where `renormalize` times its inverse,
     float32 one a token, 1 / its norm. cutoffs: float32 `[2^bits - 1]`, where buckets end, to quantise more documents;
     None where unknown.
@@ -117,7 +121,7 @@ class Codes:
             assert self.weights is not None
             assert self.centroid is not None
             assert self.centroids is not None
-            table = self.weights[residual.unpacked(self.bits, codes.device)]
+            table = self.weights.float()[residual.unpacked(self.bits, codes.device)]
             own, centroids = self.centroid.reshape(-1), self.centroids
             inverse = None if self.inverse is None else self.inverse.reshape(-1)
             return lambda rows: residual.decode(

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..packed import Packed
-from .check import check
 from . import residual
+from .check import check
 from .codes import Codes
 from .container import BLOCK, Quantized
 
@@ -38,8 +38,6 @@ def read(path: str | os.PathLike[str]) -> Quantized:
     try:
         chunks = range(int(metadata["num_chunks"]))
         centroids = load(folder / f"centroids.{kind}")
-        if centroids.dtype != torch.float16:
-            centroids = centroids.float()
         if numpy:
             cutoffs, weights = load(folder / "bucket_cutoffs.npy"), load(folder / "bucket_weights.npy")
         else:
@@ -54,9 +52,9 @@ def read(path: str | os.PathLike[str]) -> Quantized:
             centroids.shape[-1],
             centroid=centroid.int(),
             inverse=torch.ones(len(codes), device="cpu"),
-            centroids=centroids,
+            centroids=_halves_or_singles(centroids),
             cutoffs=cutoffs.float(),
-            weights=weights.float(),
+            weights=_halves_or_singles(weights),
             normalized=True,
             renormalize=True,
         )
@@ -68,6 +66,10 @@ def read(path: str | os.PathLike[str]) -> Quantized:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: not a whole index of ColBERT or fast-plaid: {error}") from error
     return documents
+
+
+def _halves_or_singles(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float16 else tensor.float()
 
 
 def _inverses(codes: Tensor, parameters: Codes) -> Tensor:

@@ -32,8 +32,8 @@ def bytes_a_row(width: int, bits: int) -> int:
 
 def train(sample: Tensor, count: int, bits: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """float32 `[n, D]` → centroids `[C, D]`, and of the residuals cutoffs `[2^bits - 1]` and weights `[2^bits]`:
-    buckets that are equally full, each standing for its median. Centroids are float16 where next to residuals that
-    changes nothing, as those libraries keep them: reading them is what decoding takes on a GPU."""
+    buckets that are equally full, each standing for its median. Centroids and weights are float16 where next to
+    residuals that changes nothing, as in those libraries: reading centroids is what decoding takes on a GPU."""
     generator = torch.Generator().manual_seed(seed + 1)
     shuffled = sample[torch.randperm(len(sample), generator=generator).to(sample.device)]
     centroids = kmeans(shuffled[: POINTS * count], count, ITERATIONS, seed)
@@ -41,12 +41,13 @@ def train(sample: Tensor, count: int, bits: int, seed: int) -> tuple[Tensor, Ten
     residuals = held - centroids[assign(held, centroids)[0]]
     halves = centroids.half()
     moved = (halves.float() - centroids).abs().amax()
-    if moved.isfinite() and moved <= residuals.abs().mean() / 64:
+    if moved <= residuals.abs().mean() / 64 and moved.isfinite() and residuals.abs().amax() < 2**15:
         centroids = halves
         residuals = held - centroids[assign(held, centroids.float())[0]]
     step = 1 / (1 << bits)
     share = torch.arange(1 << bits, dtype=torch.float64) * step
-    return centroids, quantiles(residuals, share[1:]), quantiles(residuals, share + step / 2)
+    weights = quantiles(residuals, share + step / 2)
+    return centroids, quantiles(residuals, share[1:]), weights.to(centroids.dtype)
 
 
 def quantiles(values: Tensor, shares: Tensor) -> Tensor:
@@ -96,7 +97,8 @@ def _reversed(numbers: Tensor, bits: int) -> Tensor:
 def inverses(tokens: Tensor) -> Tensor:
     """float32 `[m, D]` → 1 / their norms, float32 `[m]`. They are kept, so that what is decoded has the same bits
     wherever it is: sums have as many as there are orders to add in."""
-    return torch.linalg.vector_norm(tokens, dim=1, dtype=torch.float64).clamp_min_(1e-12).reciprocal_().float()
+    norms: Tensor = torch.linalg.vector_norm(tokens, dim=1, dtype=torch.float64)
+    return norms.clamp_min_(1e-12).reciprocal_().float()
 
 
 def decode(codes: Tensor, centroid: Tensor, centroids: Tensor, table: Tensor, inverse: Tensor | None) -> Tensor:
