@@ -89,8 +89,8 @@ def _decoded_unsupported(problem: Problem) -> list[str]:
         parts, _, size = codes.books.shape
         if (parts, size) != (16, 8):
             why.append(f"serves pq codes of 16 parts of 8 dimensions, not {parts} of {size}")
-        if problem.per_query and _few(problem, False) is None:
-            why.append(f"serves pq candidates of queries of up to 64 tokens, not {problem.queries.max_length}")
+        if problem.per_query and _few(problem, True) is None:
+            why.append(f"serves pq candidates of queries of up to 32 tokens, not {problem.queries.max_length}")
     elif codes.width % 8 or hopper_decoded_config(codes.width, codes.bits) is None:
         why.append(f"serves {codes.codec} codes of widths that 8 divides up to 256, of 8 bits 128, not {codes.width}")
     return why
@@ -180,7 +180,7 @@ def _few(problem: Problem, winners: bool) -> FewConfig | None:
     rows = (1 if problem.per_query else q.count) * max(16, power_of_two(q.max_length))
     codes = problem.documents.codes
     if codes is not None and codes.codec == "pq":
-        return few_product_config(rows)
+        return few_product_config(rows, winners)
     if codes is not None:
         return (few_codes_config if codes.scaled else few_decoded_config)(q.width, rows, winners)
     if _single(problem):

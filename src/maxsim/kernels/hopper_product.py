@@ -16,7 +16,6 @@ from .gluon_names import TensorDescriptor, fence_async_shared, gl, gluon, mbarri
 from .hopper_codewords import WIDTH, WORDS, gathered, keep_table
 from .hopper_few import _few_partition
 from .hopper_launch import documents_from, rows_from
-
 from .hopper_maxima import ROWS
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, _score_partition
 from .hopper_stream import each_tile
@@ -29,7 +28,7 @@ GROUPS = gl.constexpr(4)  # the registers of a multiprocessor
 PIECE = gl.constexpr(32)  # rows that are decoded at once
 
 
-@gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
+@gluon.jit(do_not_specialize=(*RUN_TIME, "words"), do_not_specialize_on_alignment=TABLES)
 def _hopper_product_kernel(
     d_desc, table_ptr, words, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps,
@@ -131,7 +130,7 @@ def _decode_partition(
         _decode(step + i, 0, 0, *places, MORE=False)
 
 
-@gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=TABLES)
+@gluon.jit(do_not_specialize=(*RUN_TIME, "words"), do_not_specialize_on_alignment=TABLES)
 def _hopper_product_scores_kernel(
     d_desc, table_ptr, words, q_ptr, out_ptr, winners_ptr, maxima_ptr,
     q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps,
