@@ -46,7 +46,7 @@ HOPPER_QUICK = (
 SPILLS = {
     "_hopper_scores_kernel": 768, "_hopper_few_kernel": 640, "_hopper_float32_kernel": 2048,
     "_hopper_wide_kernel": 768, "_hopper_wide_float32_kernel": 1536, "_gradient_kernel": 128,
-    "_hopper_few_decoded_kernel": 640, "_hopper_decoded_kernel": 2048,
+    "_hopper_few_decoded_kernel": 640, "_hopper_decoded_kernel": 2560,
     "_hopper_product_kernel": 1536, "_hopper_product_scores_kernel": 1536,
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from maxsim.gpu import outputs, side
 from maxsim.kernels.configs import few_codes_config, forward_config, hopper_codes_config, power_of_two
 from maxsim.kernels.hopper_few_launch import hopper_few
 from maxsim.kernels.hopper_launch import hopper_scores
-from maxsim.kernels.scores import Outputs, scores
+from maxsim.kernels.scores_launch import Outputs, scores
 from maxsim.layout import Problem, make_problem
 
 

@@ -20,8 +20,8 @@ LAYERS = [
     {"problem"},
     {"layout", "result", "encode"},
     {"gpu", "stream"},
-    {"backends", "corpus", "bounds", "quantizing"},
-    {"dispatch"},
+    {"backends", "bounds", "quantizing"},
+    {"dispatch", "corpus"},
     {"autograd"},
     {"graph"},
     {"ops", "best"},
@@ -37,13 +37,14 @@ SAME_LEVEL = {
     ("quantized", "packed"),
     ("plans", "precision"),
     ("plans", "packed"),
+    ("plans", "quantized"),
     ("layout", "result"),
     ("result", "plans"),
 }
 ALONE = {
     "reference": set(),
     "kernels": {"kernels"},
-    "corpus": {"corpus", "errors", "packed", "devices"},
+    "corpus": {"corpus", "errors", "packed", "quantized", "quantizing"},
     "errors": set(),
     "quantized": {"quantized", "packed"},
 }

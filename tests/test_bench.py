@@ -118,7 +118,7 @@ def test_training_holds_each_row_in_bfloat16_and_float32():
 
 
 def test_ragged_rows_have_the_persistent_kernel_among_them():
-    for case in (case for suite in cases.SUITES.values() for case in suite if case.ragged):
+    for case in (case for suite in cases.SUITES.values() for case in suite if case.ragged and not case.codec):
         assert "flash-maxsim-persistent" in run.default_contenders(case, torch.device("cuda"))
 
 
@@ -127,7 +127,7 @@ def small(case):
     return dataclasses.replace(case, NQ=min(case.NQ, 3), LQ=5, ND=3 if case.pairs else 4, LD=7, D=min(case.D, 48))
 
 
-@pytest.mark.parametrize("suite", ["forward", "users", "training", "host"])
+@pytest.mark.parametrize("suite", ["forward", "users", "training", "host", "codes", "wide"])
 def test_each_row_of_a_suite_runs_for_each_contender_that_can(suite, limits):
     """What cannot says why in words of its own: nothing fails, and nobody is wrong."""
     done = set()
@@ -138,8 +138,9 @@ def test_each_row_of_a_suite_runs_for_each_contender_that_can(suite, limits):
         for row in run.run_case(case, names, 0.01, CPU, limits).rows:
             assert row.timing or not any(word in row.note for word in ("Error", "wrong", "Exception")), (case.name, row)
             done |= {row.contender} if row.timing else set()
-    assert {"maxsim", "naive"} <= done
-    assert "chunked" in done or suite == "training"
+    assert {"maxsim", "naive"} <= done or suite == "codes"
+    assert "chunked" in done or suite in ("training", "codes")
+    assert ("maxsim-float" in done) == (suite in ("codes", "wide"))
 
 
 def test_forward_holds_the_rows_of_the_paper():
@@ -232,6 +233,27 @@ def test_one_missed_token_is_wrong():
     inputs = make(case, CPU)
     short = dataclasses.replace(inputs, documents=inputs.documents[:, :-1])
     assert truth.truth(inputs).error(contenders_call("maxsim", short)()) > truth.allowed(case, exact=True)
+
+
+@pytest.mark.parametrize("layout", ["", "-masked", "-ragged", "-winners"])
+@pytest.mark.parametrize("codec", cases.CODECS)
+def test_scores_of_codes_are_held_to_what_the_codes_stand_for(codec, layout):
+    case = cases.parse(f"2x5-120x9-d32-float16{layout}-{codec}")
+    inputs = make(case, CPU)
+    right = truth.truth(inputs)
+    assert right.error(contenders_call("maxsim", inputs)()) <= truth.allowed(case, exact=True)
+    if layout != "-winners":
+        error = right.error(contenders_call("maxsim-float", inputs)())
+        assert error > truth.allowed(case, exact=True)
+    assert work(inputs)[1] < work(dataclasses.replace(inputs, codes=None))[1]
+    with pytest.raises(contenders.Unavailable, match="for documents as they are"):
+        contenders_call("naive", inputs)
+
+
+def test_codes_of_layouts_without_any_are_refused():
+    for suffix in ("-views", "-candidates", "-train"):
+        with pytest.raises(ValueError, match="codes are measured on padded and ragged documents"):
+            cases.parse(f"{TINY}{suffix}-int8")
 
 
 def test_nan_and_wrong_winners_are_wrong():
@@ -522,9 +544,9 @@ def test_what_this_machine_cannot_do_is_one_line(monkeypatch, capsys, arguments,
     assert (len(said.err.splitlines()), said.out) == (1, "")
 
 
-def test_cpu_and_host_are_not_too_large_for_a_cpu():
+def test_suites_that_are_not_too_large_for_a_cpu():
     assert cli.too_large(["cpu", "host", "1x1024-5000x1024-d128-float16"]) is None
-    assert {suite for suite in cases.SUITES if cli.too_large([suite])} == set(cases.SUITES) - {"cpu", "host"}
+    assert {suite for suite in cases.SUITES if cli.too_large([suite])} == set(cases.SUITES) - {"cpu", "host", "wide"}
 
 
 def test_steps_are_told_as_they_are_taken(monkeypatch, capsys):
@@ -625,3 +647,33 @@ def test_figure2_draws_what_it_measured(tmp_path, monkeypatch):
     )
     cases = figure2.cases(torch.device("cpu"))
     assert figure2.stopped(cases[0], cases, ["naive"]) == [f"{case.name}=naive" for case in cases[1:]]
+
+
+def test_a_problem_of_ones_own_is_measured_and_drawn(tmp_path, capsys):
+    drawn = tmp_path / "own.png"
+    told = ["--queries", "2x3", "--documents", "5x7", "--dim", "16", "--dtype", "int8", "--ragged", "--device", "cpu"]
+    assert cli.main([*told, "--seconds", "0.05", "--plot", str(drawn)]) == 0
+    said = capsys.readouterr().out
+    assert "2x3-5x7-d16-float16-ragged-int8" in said
+    assert f"drawn: {drawn}" in said
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    train = cases.described("2x3", "5x7", 16, "bfloat16", train=True)
+    assert train == cases.parse("2x3-5x7-d16-bfloat16-train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--queries", "3", "--documents", "5x7"], "queries are given as COUNTxTOKENS, such as 128x32, got '3'"),
+        (["--queries", "2x3"], "takes --queries and --documents, and no names"),
+        (["forward", "--queries", "2x3", "--documents", "5x7"], "takes --queries and --documents, and no names"),
+        (["--queries", "2x3", "--documents", "5x7", "--dtype", "int4"], "dtype must be one of float16"),
+        (["--queries", "2x3", "--documents", "5x7", "--pairs"], "pairs need as many queries as documents"),
+        (["host", "--plot", "times.pdf"], "--plot writes .png or .svg, got times.pdf"),
+    ],
+)
+def test_problems_that_are_none_are_usage_errors(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*arguments, "--device", "cpu"])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err

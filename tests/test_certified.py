@@ -258,3 +258,18 @@ def test_scans_on_a_gpu():
         assert same(certified_topk(q, quantize(d, "int8", scale=scale), d, 5), wanted)
     with pytest.raises(ValueError, match="no proven bound on a GPU"):
         certified_topk(q, quantize(d, "fp8"), d, 5)
+
+
+@pytest.mark.parametrize("index", [slice(None, None, 2), slice(None, None, -1), [5, 0, 5], slice(1, 4)], ids=str)
+def test_selected_documents_with_a_mask(index):
+    """The mask that was given to `quantize` is that of the documents selected."""
+    d, q = random(1, 6, 4, 8), random(2, 2, 3, 8)
+    mask = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) < 0.7
+    chosen = torch.tensor(range(6)[index]) if isinstance(index, slice) else torch.tensor(index)
+    exact, kept = d[chosen], mask[chosen]
+    wanted = maxsim.topk(q, exact, 2, None, kept)
+    for made in (quantize(d, "int8", mask), quantize(list(d), "int8", list(mask))):
+        for form in (exact, list(exact)):
+            found = maxsim.certified_topk(q, made[index], form, 2)
+            assert torch.equal(found.scores, wanted.scores)
+            assert torch.equal(found.indices, wanted.indices)

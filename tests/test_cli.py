@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fakes import DIM, WordEncoder
@@ -280,7 +281,7 @@ def test_errors_are_one_line(run, monkeypatch):
     next(Path("store", "segments").iterdir()).unlink()
     assert "missing, expected" in run("search", "store", "x", code=1).stderr
 
-    def too_small(*arguments):
+    def too_small(*arguments, **more):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Corpus, "open", too_small)
@@ -330,7 +331,7 @@ def one_line(result):
 def test_a_device_without_a_backend(run, monkeypatch):
     run("index", "texts", "store")
 
-    def unsupported(*arguments):
+    def unsupported(*arguments, **more):
         raise maxsim.UnsupportedError({"triton": ["needs sm_80"], "cpu": ["needs CPU tensors"]})
 
     for owner, name in ((indexing, "matches"), (Corpus, "search")):
@@ -369,7 +370,7 @@ def test_another_process_changes_the_corpus_meanwhile(run, monkeypatch):
         assert told in run("index", "texts", "store", code=1).stderr
     real_search = Corpus.search
 
-    def deleted(corpus, *arguments):
+    def deleted(corpus, *arguments, **more):
         hits = real_search(corpus, *arguments)
         Corpus.open("store").delete([hits[0][0].id])
         return hits
@@ -393,3 +394,61 @@ def test_bench_is_passed_on(run):
     assert help.startswith("usage: maxsim bench ")
     assert "--contenders" in help
     run("bench", "no such suite", code=2)
+
+
+def test_add_delete_compact(run):
+    run("index", "texts", "store")
+    np.savez("more.npz", tokens=np.ones((5, DIM)), lengths=np.array([2, 3]), ids=np.array([7, 8]))
+    assert run("add", "store", "more.npz").stdout == "added 2 documents; store holds 6\n"
+    assert "id 7 is already in the corpus" in one_line(run("add", "store", "more.npz", code=1))
+    assert json.loads(run("add", "store", "more.npz", "--replace", "--json").stdout)["documents"] == 6
+    assert "a pickle runs whatever code" in one_line(run("add", "store", "ids.pkl", code=1))
+    assert "no document has the id 'nobody'" in one_line(run("delete", "store", "7", "nobody", code=1))
+    assert run("delete", "store", "7", "texts:1").stdout == "deleted 2 documents; store holds 4\n"
+    gone = json.loads(run("compact", "store", "--json").stdout)
+    assert (gone["freed"] > 0, gone["segments"]) == (True, 1)
+    assert "store is sound" in run("check", "store").stdout
+    assert Corpus.open("store").ids() == ["texts:2", "texts:3", "texts:4", 8]
+
+
+def test_search_with_a_filter(run):
+    lines = [{"id": i, "text": text, "lang": "de" if i % 2 else "en", "n": i} for i, text in enumerate(TEXTS)]
+    Path("some.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run("index", "some.jsonl", "store", "--dtype", "int8", "--exact", "float16")
+
+    def ids(*filters):
+        words = [word for each in filters for word in ("--filter", each)]
+        (found,) = json.loads(run("search", "store", "dog", "--json", *words).stdout)
+        return sorted(hit["id"] for hit in found["hits"])
+
+    assert ids() == [0, 1, 2, 3]
+    assert ids("lang=de") == [1, 3]
+    assert ids("lang=de", "n=3", "n=2") == [3]
+    assert ids("lang=fr") == []
+    assert "expected FIELD=VALUE, got 'lang'" in run("search", "store", "dog", "--filter", "lang", code=2).stderr
+    facts = json.loads(run("info", "store", "--json").stdout)
+    assert (facts["dtype"], facts["exact"]) == ("int8", "float16")
+    run("index", "some.jsonl", "store", "--dtype", "int8")
+    assert "was made with exact float16, not float32" in one_line(
+        run("index", "some.jsonl", "store", "--exact", "float32", code=1)
+    )
+
+
+def test_check_of_a_corpus_that_does_not_open(run):
+    run("index", "texts", "store")
+    next(Path("store/segments").iterdir()).unlink()
+    assert "00000001.safetensors: missing" in run("check", "store", code=1).stdout
+
+
+def test_rerank(run):
+    run("index", "texts", "store")
+    whole = json.loads(run("search", "store", "dog sat", "--json").stdout)[0]["hits"]
+    (found,) = json.loads(run("rerank", "store", "dog sat", "texts:1", "texts:4", "texts:1", "--json").stdout)
+    assert found["hits"] == [hit for hit in whole if hit["id"] in ("texts:1", "texts:4")]
+    assert found["hits"][0]["text"] == "the dog sat"
+    assert [
+        line.split()[2]
+        for line in run("rerank", "store", "dog sat", "texts:1", "texts:4", "-k", "1").stdout.splitlines()
+    ] == ["texts:4"]
+    assert "no document has the id 'nobody'" in one_line(run("rerank", "store", "dog", "nobody", code=1))
+    assert "must not be empty" in run("rerank", "store", " ", "texts:1", code=2).stderr

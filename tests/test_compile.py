@@ -116,6 +116,18 @@ def test_operators(lane):
             torch.library.opcheck(graph._scores, (*given, lane.backend, needs, False))
 
 
+def test_gradients_of_permuted_tokens(lane):
+    """Gradients are contiguous, whatever the strides of tokens: in the compiler's eyes too."""
+    q, d = (x.transpose(0, 1).clone().transpose(0, 1).requires_grad_() for x in inputs(lane))
+    problem = make_problem(q, d)
+    result = graph.run(problem, lane.backend, winners=True)
+    given = (*graph._tensors(problem), *graph._codes(problem), graph._sizes(problem), lane.backend, result.winners)
+    given = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
+    for needed in ((True, True), (True, False), (False, True)):
+        arguments = (*given, torch.ones_like(result.scores).detach(), *needed)
+        torch.library.opcheck(graph._gradients, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
 FIRST_USE = """
 import torch, maxsim
 f = torch.compile(lambda q, d: maxsim.score(q, d), fullgraph=True, backend="aot_eager")

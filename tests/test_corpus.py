@@ -199,7 +199,7 @@ def test_segments_are_bounded_and_a_stream_is_one_transaction(corpus, monkeypatc
 
     corpus.add(range(len(lengths)), stream())
     assert set(seen) == {0}
-    assert [s.record.documents for s, _ in corpus.select()] == [2, 2, 1, 3, 1]
+    assert [s.record.documents for s, _ in corpus.select().parts] == [2, 2, 1, 3, 1]
     assert all(torch.equal(corpus.get(i).embeddings, d.half()) for i, d in enumerate(documents))
 
 
@@ -261,7 +261,7 @@ def test_create_refuses_segments_without_a_catalogue(tmp_path, interrupted):
 
 
 @pytest.mark.parametrize(
-    ("dim", "dtype"), [(0, "float16"), (-1, "float16"), (True, "float16"), (8, "float64"), (8, "int8")]
+    ("dim", "dtype"), [(0, "float16"), (-1, "float16"), (True, "float16"), (8, "float64"), (8, "int3")]
 )
 def test_create_refuses_bad_settings(tmp_path, dim, dtype):
     with pytest.raises(ValueError, match="must be"):

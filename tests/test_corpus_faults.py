@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from stores import document, fill, ranking
 
-from maxsim.corpus import CorpusError, catalogue, segments, store
+from maxsim.corpus import CorpusError, catalogue, rows, segments
 from maxsim.search import Corpus
 
 DIM = 8
@@ -86,7 +86,7 @@ FAULTS = {
         lambda c: statement(c, "PRAGMA application_id = 7"),
         "not the catalogue of a corpus",
     ),
-    "newer format": (lambda c: statement(c, "PRAGMA user_version = 99"), "format 99.*reads up to 1; upgrade"),
+    "newer format": (lambda c: statement(c, "PRAGMA user_version = 99"), "format 99.*reads up to 2; upgrade"),
     "settings": (lambda c: statement(c, "UPDATE corpus SET dtype = 'int3'"), "unreadable settings"),
     "settings gone": (lambda c: statement(c, "DELETE FROM corpus"), "unreadable settings None"),
 }
@@ -121,8 +121,8 @@ STEPS = {  # where it fails, and what is raised there when the disk is full
     "rename": (os, "replace", NO_SPACE),
     "hash": (segments, "sha256", NO_SPACE),
     "folder": (segments, "sync_folder", NO_SPACE),
-    "document row": (store.sql, "insert_document", sqlite3.OperationalError("database or disk is full")),
-    "segment row": (store.sql, "insert_segment", sqlite3.OperationalError("database or disk is full")),
+    "document row": (rows, "insert_document", sqlite3.OperationalError("database or disk is full")),
+    "segment row": (rows, "insert_segment", sqlite3.OperationalError("database or disk is full")),
 }
 
 
@@ -212,6 +212,8 @@ for line in sys.stdin:
         corpus.add([f"{i}.{j}" for j in range(50)], vectors, texts=["x" * 500] * 50)
         if i % 3 == 0:
             corpus.delete([f"{i}.{j}" for j in range(0, 50, 2)])
+        if i % 4 == 0:
+            corpus.compact()
         i += 1
 """
 
@@ -254,13 +256,14 @@ def test_kill_9_fifty_times(tmp_path, environment):
 
 
 class Life(RuleBasedStateMachine):
-    """Any order of adding, deleting, reopening and searching, against a dictionary."""
+    """Any order of adding, changing, deleting, compacting, reopening and searching, against a dictionary."""
 
-    @initialize(size=st.sampled_from([16, 100, 1 << 20]))
-    def begin(self, size):
+    @initialize(size=st.sampled_from([16, 100, 1 << 20]), codec=st.sampled_from([None, "int8", "fp8"]))
+    def begin(self, size, codec):
         self.folder = tempfile.mkdtemp()
         segments.SEGMENT_BYTES = size
-        self.corpus = Corpus.create(os.path.join(self.folder, "store"), DIM)
+        kept = {} if codec is None else {"dtype": codec, "exact": "float16"}
+        self.corpus = Corpus.create(os.path.join(self.folder, "store"), DIM, **kept)
         self.other = Corpus.open(self.corpus.path)
         self.model = {}
         self.seed = 0
@@ -287,6 +290,22 @@ class Life(RuleBasedStateMachine):
         for id in ids:
             del self.model[id]
 
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), embeddings=st.booleans())
+    def update(self, data, embeddings):
+        id = data.draw(st.sampled_from(list(self.model)))
+        self.seed += 1
+        if embeddings:
+            del self.model[id]
+            self.model[id] = document(self.seed, data.draw(st.integers(0, 4)))
+        self.other.update([id], [self.model[id]] if embeddings else None, texts=[f"text {self.seed}"])
+        assert self.corpus.get(id).text == f"text {self.seed}"
+
+    @rule()
+    def compact(self):
+        self.corpus.compact()
+        assert self.other.info().deleted == 0
+
     @rule()
     def reopen(self):
         self.corpus = Corpus.open(self.corpus.path)
@@ -299,6 +318,8 @@ class Life(RuleBasedStateMachine):
             documents = {id: tokens for id, tokens in self.model.items() if id in subset}
         for corpus in (self.corpus, self.other):
             assert corpus.search([query], k, subset) == [ranking(query, documents)[:k]]
+            if subset is not None:
+                assert corpus.rerank([query], subset) == [ranking(query, documents)]
 
     @invariant()
     def same(self):

@@ -14,6 +14,7 @@ import weakref
 
 import pytest
 import torch
+from codes import CODECS, needs_codec
 from lanes import Lane, integers, random
 
 import maxsim
@@ -198,6 +199,34 @@ def test_ragged_documents_keep_their_plans(form, backend, monkeypatch):
     del documents
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("LQ", [8, 300])
+@pytest.mark.parametrize("backend", ["triton", "hopper"])
+def test_quantised_documents_keep_their_plans(codec, LQ, backend, monkeypatch):
+    lane = Lane(backend, "cuda")
+    if backend == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    needs_codec(lane, codec)
+    tokens = random(1, 300, 64, device="cuda")
+    options = {"parts": 16} if codec == "pq" else {"centroids": 16} if codec == "residual" else {"scale": "token"}
+    if backend == "hopper" and codec == "fp8":
+        options = {}
+    for form in (Packed(tokens, range(0, 301, 20)), tokens.view(15, 20, 64)):
+        documents = maxsim.quantize(form, codec, **options)
+        first, second = (random(n, 3, LQ, 64, device="cuda").half() for n in (2, 3))
+        lane.score(first, documents)
+        with monkeypatch.context() as context:
+            context.setattr(maxsim.ops, "make_problem", None)
+            found = lane.score(second, documents)
+        mask = torch.ones(documents.codes.shape[:-1], dtype=torch.bool)
+        assert torch.equal(found, lane.score(second, documents, document_mask=mask))
+        kept = weakref.ref(documents)
+        del documents
+        gc.collect()
+        assert kept() is None
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import time
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 from lanes import integers, random
 from ranks import Ranks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import maxsim
 from maxsim import Packed, Views, autograd
@@ -398,6 +401,71 @@ def on_failure_inside(method: str) -> None:
     plain(method)
 
 
+class Short(TorchDispatchMode):
+    """Memory for `left` of the package's allocations, but for what ranks say to each other."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        frame, within = sys._getframe(), set()
+        while frame is not None:
+            within.add((frame.f_globals["__name__"].split(".")[0], frame.f_code.co_name))
+            frame = frame.f_back
+        calls = {name for package, name in within if package == "maxsim"}
+        if calls and "agree" not in calls and function.namespace != "c10d":
+            held = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if torch.is_tensor(each)}
+            new = [x for x in tree_leaves(made) if torch.is_tensor(x) and x.untyped_storage().data_ptr() not in held]
+            taken = sum(x.numel() > 0 for x in new)
+            self.left -= taken
+            if taken and self.left < 0:
+                raise MemoryError("no memory for this")
+        return made
+
+
+def on_any_allocation(form: str, method: str) -> None:
+    """Memory that runs out on one rank, wherever it is asked for."""
+    rank = dist.get_rank()
+    queries, documents, masks = items_of(form, 2)
+    leaf, given, mask = built(form, rank, documents[rank], masks[rank], torch.float32)
+    if isinstance(given, torch.Tensor):  # not contiguous
+        given = torch.cat([given, given], 2)[..., :D]
+    q = torch.cat(queries[rank])[None]
+    with Short(1000):  # the first such mode imports much
+        score(q, given, None, mask, method=method)
+    for wanted in ("score", "backward"):
+        for left in range(200):
+            scores = None if wanted == "score" else score(q, given, None, mask, method=method)
+            upstream = None if scores is None else torch.ones_like(scores)
+            full, failure = Short(left if rank else 1000), None
+            start = time.monotonic()
+            try:
+                with full:
+                    if scores is None:
+                        score(q, given, None, mask, method=method)
+                    else:
+                        torch.autograd.grad(scores, leaf, upstream)
+            except (MemoryError, RuntimeError) as error:
+                failure = error
+            assert time.monotonic() - start < 10
+            ended = torch.tensor(int(failure is None))
+            dist.broadcast(ended, 1)
+            if ended:
+                assert failure is None
+                break
+            assert isinstance(failure, MemoryError if rank else RuntimeError), failure
+            assert "no memory for this" in str(failure)
+        assert left > 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("form", ["padded", "masked on 0", "mixed", "packed, none on 1"])
+def test_memory_that_runs_out_anywhere(two, form, method):
+    two.run(on_any_allocation, form, method)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("check", [on_wrong_arguments, on_disagreement, on_failure_inside])
 def test_failures_reach_every_rank(two, check, method):
@@ -477,8 +545,13 @@ def test_without_a_group():
     for wrong in (-2, 1.5, True):
         with pytest.raises(ValueError, match="count must be"):
             offset(wrong)
-    assert mean(torch.tensor([1.0, 3.0])) == 2
-    assert mean(torch.zeros(0)) == 0
+    for length in range(1, 200):
+        losses = random(length, length)
+        assert torch.equal(mean(losses), losses.mean())
+    assert mean(torch.zeros(0)).isnan()
+    for wrong in (torch.tensor([1, 3]), [1.0]):
+        with pytest.raises(TypeError, match=r"losses must be a tensor of floats, got (torch.int64|list)"):
+            mean(wrong)
 
 
 def test_reached_from_the_package():
@@ -491,6 +564,27 @@ def test_reached_from_the_package():
 
 
 # The loss
+
+
+def on_mean() -> None:
+    """The bits of `losses.mean()` where all ranks have equally many queries; what it is of none."""
+    rank = dist.get_rank()
+    for length in range(1, 60):
+        losses = random(100 * length + rank, length, device=here())
+        assert torch.equal(mean(losses), losses.mean())
+    many = torch.full((1000,), 100.0, dtype=torch.float16, device=here())  # whose sum is beyond float16
+    assert mean(many) == 100
+    some = torch.ones(3 * rank, device=here(), requires_grad=True)
+    loss = mean(some)
+    assert loss == 2 * rank
+    loss.backward()
+    assert torch.equal(some.grad, torch.full_like(some, 2 / 3))
+    assert mean(some[:0]).isnan()
+    told(lambda: mean(3.0 if rank else some), 1, TypeError, "losses must be")
+
+
+def test_mean(two):
+    two.run(on_mean)
 
 
 def on_loss(counts: list[int], method: str) -> None:
@@ -517,7 +611,7 @@ def on_loss(counts: list[int], method: str) -> None:
     torch.testing.assert_close(mine, whole[first : first + counts[rank]])
     loss = mean(mine)
     if len(set(counts)) == 1:
-        torch.testing.assert_close(loss, mine.mean())
+        assert torch.equal(loss, mine.mean())
     loss.backward()
     for found, wanted in zip(encoder.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(found.grad, wanted.grad, rtol=tolerance, atol=tolerance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch
 from forms import _object_array
 
 import maxsim
-from maxsim import Packed, UnsupportedError, Views
+from maxsim import Packed, UnsupportedError, Views, dispatch
+from maxsim.layout import make_problem
 
 Q, D = torch.ones(2, 3, 4), torch.ones(5, 6, 4)
 TOKENS = torch.ones(9, 4)
@@ -272,9 +274,6 @@ def test_unsupported_says_every_reason():
 def test_a_backend_that_is_not_preferred_serves_what_no_other_can(monkeypatch):
     from types import SimpleNamespace
 
-    from maxsim import dispatch
-    from maxsim.layout import make_problem
-
     def backend(name, preferred, why=()):
         return SimpleNamespace(NAME=name, preferred=lambda problem: preferred, unsupported=lambda problem: why)
 
@@ -360,3 +359,25 @@ def test_another_default_device():
         assert torch.equal(maxsim.score(q, Packed(d.flatten(0, 1), [0, 6, 12, 18])), wanted)
         assert torch.equal(maxsim.score_pairs(q, d, [[0, 1]]), wanted[0, 1:2])
         assert maxsim.topk(q, d, 2).indices.shape == (3, 2)
+
+
+@pytest.mark.needs_triton
+def test_a_backend_that_cannot_be_imported_is_told_of(monkeypatch, caplog):
+    dispatch._load.cache_clear()
+    try:
+        monkeypatch.delattr(maxsim.backends, "hopper", raising=False)
+        monkeypatch.setitem(sys.modules, "maxsim.backends.hopper", None)
+        for _ in range(2):
+            assert maxsim.score(torch.ones(1, 2, 3), torch.ones(1, 2, 3)).tolist() == [[6.0]]
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert said.startswith("the hopper backend is left out: its kernels cannot be imported: ")
+    finally:
+        dispatch._load.cache_clear()
+
+
+def test_all_documents_of_a_form_are_the_form():
+    """Documents that follow one another do so too where a search takes all of them at once."""
+    documents = make_problem(torch.ones(1, 2, 3), Packed(torch.ones(7, 3), [0, 3, 7])).documents
+    assert documents.slice(0, 2).consecutive
+    assert not documents.slice(0, 1).consecutive
+    assert not documents.slice(1, 2).consecutive

@@ -231,7 +231,7 @@ def test_a_call_like_an_earlier_one(kind, monkeypatch):
 
     def repeatable(problem, winners, maxima):
         def again(queries, documents):
-            found = forward(problem.with_data(queries, documents), winners, maxima)
+            found = forward(problem.with_leaves(queries, documents), winners, maxima)
             return found.scores.view(NQ, -1), found.winners
 
         return forward(problem, winners, maxima)._replace(again=again)

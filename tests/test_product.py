@@ -11,6 +11,7 @@ from lanes import random
 import maxsim
 from maxsim import quantize, reference
 from maxsim.quantized import kmeans, product
+from maxsim.quantized.gathering import gathered
 
 
 @pytest.mark.parametrize(("width", "parts"), [(16, 16), (16, 4), (15, 5), (7, 1)])
@@ -113,3 +114,12 @@ def test_samples():
         assert bool((found.diff() >= 0).all())
         assert 0 <= int(found.min()) <= int(found.max()) < rows
         assert torch.equal(found, kmeans.sample_rows(rows, most, 0))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_tables_may_lie_anywhere(width):
+    """A mapped file has them at multiples of 8 bytes or less, and processors fault on wider elements there."""
+    rows = torch.arange(63, -1, -1, dtype=torch.int32)
+    for offset in range(4):
+        table = random(1, 64 * width + offset)[offset:].view(64, width)
+        assert torch.equal(gathered(table, rows), table.flip(0))

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from codes import SCALED, SCALES, quantised_tokens, same_documents
+from codes import CODECS, SCALED, SCALES, quantised_tokens, same_documents
 from forms import DOCUMENT_FORMS, build, make_side
 from lanes import random
 
@@ -232,6 +232,108 @@ def test_copies_and_other_processes():
     for again in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert same_documents(again, made)
         assert torch.equal(maxsim.score(q, again), maxsim.score(q, made))
+    assert copy.copy(made).codes.data_ptr() == made.codes.data_ptr()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_pickles(codec, tmp_path):
+    """By every protocol, and PyTorch's own; whole, selected, candidates, masked, without documents."""
+    options = {"parts": 4} if codec == "pq" else {}
+    q, d = random(1, 2, 3, 8), random(2, 6, 4, 8)
+    whole = quantize(d, codec, torch.arange(24).view(6, 4) % 5 > 0, **options)
+    for made in (
+        whole,
+        whole[1:3],
+        whole[::2],
+        whole[[[0, 1], [1, 5]]],
+        whole[:0],
+        quantize(list(d), codec, **options),
+    ):
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            again = pickle.loads(pickle.dumps(made, protocol))
+            assert same_documents(again, made)
+            assert again.codes.dtype == made.codes.dtype
+            assert torch.equal(maxsim.score(q, again), maxsim.score(q, made))
+        torch.save(made, tmp_path / "made")
+        assert same_documents(torch.load(tmp_path / "made", weights_only=False), made)
+        assert same_documents(copy.deepcopy(made), made)
+    for form in (Packed(d.view(-1, 8), torch.arange(7) * 4), Views(d.view(-1, 8), [5, 0], [3, 9])):
+        assert torch.equal(maxsim.score(q, pickle.loads(pickle.dumps(form))), maxsim.score(q, form))
+
+
+SELECTIONS = (
+    slice(None), slice(1, 4), slice(None, None, 2), slice(None, None, -1), [5, 0, 5], [3], 2, [], slice(4, 2),
+    torch.arange(6) % 2 > 0, [[0, 1, 2], [5, 5, 0]],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("index", SELECTIONS, ids=str)
+@pytest.mark.parametrize("form", ["padded", "list", "views"])
+def test_masks_of_selected_documents(index, form):
+    """A mask a document, whichever were selected and however often; one kept at quantisation stays."""
+    d, q = random(1, 6, 4, 8), random(2, 2, 3, 8)
+    kept, more = (torch.rand(6, 4, generator=torch.Generator().manual_seed(n)) < 0.7 for n in (0, 1))
+    if form == "padded":
+        made, items, masks = quantize(d, "int8", kept), list(d), list(more)
+        both = list(kept & more)
+    else:
+        items, masks = ([x[:n] for x, n in zip(each, [3, 0, 4, 1, 4, 2], strict=True)] for each in (d, more))
+        if form == "list":
+            made = quantize(items, "int8", [x[: len(y)] for x, y in zip(kept, items, strict=True)])
+        else:
+            made = quantize(Views(d.view(-1, 8), torch.arange(6) * 4, [len(x) for x in items]), "int8", kept.view(-1))
+        both = [x & y[: len(x)] for x, y in zip(masks, kept, strict=True)]
+    some = made[index]
+    if isinstance(index, slice):
+        index = list(range(6)[index])
+    chosen = torch.as_tensor(index)
+    chosen = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen.long().reshape(-1, *chosen.shape[1:])
+    flat = chosen.reshape(-1).tolist()
+    full = torch.stack([maxsim.score(q, made[n], None, [masks[n]])[:, 0] for n in range(6)], 1)
+    wanted = full.gather(1, chosen) if chosen.ndim == 2 else full[:, flat]
+    single = torch.stack([maxsim.score(q, made[n].dequantize(), None, both[n])[:, 0] for n in range(6)], 1)
+    assert torch.equal(full.isinf(), single.isinf())
+    assert (full - single)[full.isfinite()].abs().max() < 0.3
+    given = [masks[n] for n in flat]
+    longest = 4 if form == "padded" else max((len(x) for x in given), default=0)
+    padded = torch.zeros(len(given), longest, dtype=torch.bool)
+    for row, mask in zip(padded, given, strict=True):
+        row[: len(mask)] = mask
+    forms = [given, padded, padded.numpy()]
+    if chosen.ndim == 2:
+        forms = [[given[:3], given[3:]], padded, padded.view(2, 3, -1)]
+    elif some.starts is None:
+        forms = [padded, padded.numpy()]
+    for mask in forms:
+        assert torch.equal(maxsim.score(q, some, None, mask), wanted)
+        assert maxsim.error_bound(q, some, None, mask).shape == wanted.shape
+        if chosen.ndim == 1:
+            assert maxsim.matches(q, some, None, mask).index.shape == (2, len(flat), 3)
+            assert maxsim.topk(q, some, 2, None, mask).scores.shape == (2, min(2, len(flat)))
+    if len(flat) and chosen.ndim == 1 and some.starts is not None:
+        longer = [torch.ones(len(x) + 1, dtype=torch.bool) for x in given]
+        for wrong in (given[1:], [*given, given[0]], longer, padded[:, 1:]):
+            with pytest.raises(ValueError, match="mask must"):
+                maxsim.score(q, some, None, wrong)
+
+
+@pytest.mark.parametrize("index", [slice(None, None, 2), slice(1, 4), [5, 0, 5], [3]], ids=str)
+def test_selected_documents_decoded_with_their_mask(index):
+    d, q = random(1, 6, 4, 8), random(2, 2, 3, 8)
+    mask = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) < 0.7
+    chosen = list(range(6)[index]) if isinstance(index, slice) else index
+    for made in (quantize(d, "int8", mask), quantize(list(d), "int8", list(mask))):
+        wanted = maxsim.score(q, made.dequantize(), None, made.mask)[:, chosen]
+        some = made[index]
+        assert torch.equal(maxsim.score(q, some.dequantize(), None, some.compact().mask), wanted)
+
+
+def test_masks_by_rows_of_selected_documents():
+    """One entry a row of codes, as the buffer of `Views` has it."""
+    d, q = random(1, 6, 4, 8), random(2, 2, 3, 8)
+    mask = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) < 0.7
+    some = quantize(d)[::2]
+    assert torch.equal(maxsim.score(q, some, None, mask.view(-1)), maxsim.score(q, some, None, mask[::2]))
 
 
 def test_what_it_says_of_itself():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zlib
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 import maxsim
 from maxsim import Packed, Quantized, Views, quantize
+from maxsim.quantized import files
 
 
 def made(form: str, codec: str = "int8", **options) -> Quantized:
@@ -80,16 +82,21 @@ def test_nothing_is_left_of_a_save_that_fails(tmp_path):
         Quantized.load(tmp_path / "no")
 
 
-def changed(path, change) -> None:
-    """The file with its tensors and metadata changed."""
+def changed(path, change, sealed: bool = True) -> None:
+    """The file with its tensors and metadata changed. sealed: with the checksums of what it has become."""
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata())
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     about = json.loads(metadata["about"])
     change(tensors, metadata, about)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    if sealed:
+        about["checksums"] = {name: files.checksum(name, tensor) for name, tensor in tensors.items()}
     if "about" in metadata:
         metadata["about"] = json.dumps(about)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
+        if sealed:
+            metadata["checksum"] = str(zlib.crc32(metadata["about"].encode()))
+    save_file(tensors, path, metadata)
 
 
 def put(name, index, value):
@@ -150,6 +157,14 @@ DAMAGE = {
     "weights": ("list", "residual", replaced("weights", lambda x: x[1:]), "weights must be 2, 4, 16 or 256, got 3"),
     "weights gone": ("list", "residual", lambda t, m, a: [t.pop("weights")], "weights must be"),
     "cutoffs": ("list", "residual", put("cutoffs", 2, -99.0), r"cutoffs holds -99\.0 at \[2\]"),
+    "inverse gone": ("list", "residual", told(renormalize=True), "inverse is missing"),
+    "an inverse too": ("list", "residual", lambda t, m, a: t.update(inverse=torch.ones(14)), "inverse means nothing"),
+    "zero inverse": (
+        "list",
+        "residual",
+        lambda t, m, a: (a.update(renormalize=True), t.update(inverse=torch.zeros(14))),
+        r"inverse holds 0\.0 at \[0\]",
+    ),
     "a scale too": ("list", "residual", lambda t, m, a: t.update(scale=torch.ones(6)), "scale means nothing"),
     "code of pq": ("list", "pq", put("codes", (4, 1), 255), "token row 4, column 1, is none of pq"),
     "books": ("list", "pq", put("books", (1, 2, 0), float("inf")), r"books holds inf at \[1, 2, 0\]"),
@@ -184,6 +199,59 @@ def test_nan_codes_of_fp8_are_refused(tmp_path):
             2, torch.tensor([5]), code).view(torch.float8_e4m3fn)))  # fmt: skip
         with pytest.raises(ValueError, match="token row 0, column 5, is none of fp8"):
             Quantized.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("codes", (2, 3), 5), "codes has changed since it was written"),  # a code like any other
+        (put("scale", 1, 0.5), "scale has changed"),
+        (put("mask", (0, 0), True), "mask has changed"),
+        (replaced("radius", lambda x: x.flip(0)), "radius has changed"),
+        (replaced("codes", lambda x: x.flatten(0, 1)[None]), "codes has changed"),
+        (lambda t, m, a: [t.pop("radius")], "radius is missing"),
+        (lambda t, m, a: t.update(factor=torch.ones(6, 4).short()), "factor has changed"),
+        (told(normalized=True), "the metadata have changed"),
+        (lambda t, m, a: [m.pop("checksum")], "checksum"),
+        (lambda t, m, a: m.update(checksum="0"), "the metadata have changed"),
+    ],
+)
+def test_checksums(change, message, tmp_path):
+    """What no look at the values would show."""
+    path = tmp_path / "d"
+    quantize(random(1, 6, 4, 8), "int8", torch.arange(24).view(6, 4) % 5 > 0).save(path)
+    changed(path, change, sealed=False)
+    with pytest.raises(ValueError, match=f"damaged: .*{message}"):
+        Quantized.load(path)
+
+
+@pytest.mark.parametrize("codec", ["int8", "residual"])
+def test_every_byte_counts(codec, tmp_path):
+    """A file with any one byte changed is refused, or says the same (blanks in its header do)."""
+    path = tmp_path / "d"
+    documents = made("list", codec)
+    documents.save(path)
+    whole, same = path.read_bytes(), 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x21]) + whole[place + 1 :])
+        try:
+            found = Quantized.load(path)
+        except ValueError:
+            continue
+        same += 1
+        assert same_documents(found, documents)
+    assert same < 16
+
+
+@pytest.mark.parametrize(
+    "about", [[], 1, None, {}, {"checksums": None}, {"checksums": [1]}, {"checksums": {"codes": "x"}}]
+)
+def test_metadata_of_other_kinds(about, tmp_path):
+    path, words = tmp_path / "d", json.dumps(about)
+    metadata = {"kind": files.KIND, "format": "1", "about": words, "checksum": str(zlib.crc32(words.encode()))}
+    save_file({"codes": torch.zeros(2, 3, 8, dtype=torch.int8)}, path, metadata)
+    with pytest.raises(ValueError, match="damaged"):
+        Quantized.load(path)
 
 
 @pytest.mark.parametrize("cut", [0, 7, 100, 300])

@@ -327,7 +327,7 @@ def test_refused_calls(lane, monkeypatch):
 
 
 @pytest.mark.needs_triton
-@pytest.mark.parametrize("codec", ["residual", "pq"])
+@pytest.mark.parametrize("codec", ["pq"])
 def test_codecs_that_a_gpu_does_not_serve(codec):
     device = "cuda" if CUDA else "cpu"
     made = quantize(random(2, 4, 5, 32, device=device), codec)

@@ -71,6 +71,17 @@ def test_what_is_decoded(bits, width, renormalize):
         assert np.allclose(back[n].numpy(), oracle, rtol=1e-5, atol=1e-6)
 
 
+def test_centroids_in_halves():
+    """Where it changes nothing next to residuals; not where these are 0 or halves have no room."""
+    d = unit(9, 60, 20, 32)
+    p = quantize(d, "residual", centroids=64).parameters
+    assert p.centroids.dtype == p.weights.dtype == torch.float16
+    assert p.cutoffs.dtype == torch.float32
+    for other in (1e6 * d, d[:1].expand(60, 20, 32)):
+        p = quantize(other, "residual", centroids=64).parameters
+        assert p.centroids.dtype == p.weights.dtype == torch.float32
+
+
 def test_more_bits_are_nearer():
     d = unit(2, 60, 20, 32)
     errors = [float((quantize(d, "residual", bits=bits, centroids=64).dequantize() - d).norm()) for bits in BITS]
@@ -231,15 +242,15 @@ def test_damaged_indexes(tmp_path):
         Quantized.from_index(tmp_path)
     index = fresh("centroid")
     np.save(index / "0.codes.npy", np.array([0, 1, 2, 3, 4, 5, 9]))
-    with pytest.raises(ValueError, match="numbered 0 to 8, codes name 9"):
+    with pytest.raises(ValueError, match=r"0\.codes\.npy names centroid 9, they are numbered 0 to 8"):
         Quantized.from_index(index)
     index = fresh("lengths")
     (index / "doclens.0.json").write_text("[3, 5]")
-    with pytest.raises(ValueError, match="offsets must end at the number of tokens, 7, got 8"):
+    with pytest.raises(ValueError, match=r"doclens\.0\.json holds 8 tokens, 0\.residuals\.npy 7 and"):
         Quantized.from_index(index)
     index = fresh("fewer")
     np.save(index / "0.codes.npy", np.zeros(6, np.int64))
-    with pytest.raises(ValueError, match=r"centroid: expected torch.int32 \[7\]"):
+    with pytest.raises(ValueError, match=r"0\.codes\.npy 6"):
         Quantized.from_index(index)
     index = fresh("narrow")
     np.save(index / "0.residuals.npy", np.zeros((7, 3), np.uint8))
@@ -276,3 +287,150 @@ def test_nothing_pickled_is_run(tmp_path, capsys):
         with pytest.raises(ValueError, match="not a whole index"):
             Quantized.from_index(tmp_path / kind)
     assert "harm" not in capsys.readouterr().out
+
+
+def put(name, value, kind="npy"):
+    """An array, a tensor, JSON or bytes in place of a file."""
+
+    def change(folder):
+        path = folder / name.replace("KIND", kind)
+        if isinstance(value, bytes):
+            path.write_bytes(value)
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(value))
+        elif path.suffix == ".npy":
+            np.save(path, value)
+        else:
+            torch.save(value if not isinstance(value, np.ndarray) else torch.from_numpy(value), path)
+
+    return change
+
+
+WRONG = {
+    "fractional lengths": ("doclens.0.json", [3.0, 4.0], r"doclens\.0\.json must hold whole numbers .* 3\.0 at 0"),
+    "half a token": ("doclens.0.json", [2.5, 4.5], r"doclens\.0\.json .* 2\.5 at 0"),
+    "negative lengths": ("doclens.0.json", [8, -1], r"doclens\.0\.json .* -1 at 1"),
+    "lengths true": ("doclens.0.json", [True, 6], r"doclens\.0\.json .* True at 0"),
+    "lengths text": ("doclens.0.json", ["3", 4], r"doclens\.0\.json .* '3' at 0"),
+    "lengths none": ("doclens.0.json", [None], r"doclens\.0\.json .* None at 0"),
+    "lengths nested": ("doclens.0.json", [[3, 4]], r"doclens\.0\.json .* \[3, 4\] at 0"),
+    "lengths table": ("doclens.0.json", {"3": 4}, r"doclens\.0\.json must hold a list of whole numbers, got dict"),
+    "lengths number": ("doclens.0.json", 7, r"doclens\.0\.json must hold a list of whole numbers, got int"),
+    "lengths huge": ("doclens.0.json", [10**30], r"doclens\.0\.json must hold whole numbers"),
+    "lengths cut": ("doclens.0.json", b"[3, 4", r"doclens\.0\.json: Expecting"),
+    "lengths binary": ("doclens.0.json", b"\xff\xfe", r"doclens\.0\.json: .*codec"),
+    "lengths deep": ("doclens.0.json", b"[" * 200_000, r"doclens\.0\.json: "),
+    "chunks fractional": ("metadata.json", {"num_chunks": 1.5}, r"metadata\.json: num_chunks must .* got 1\.5"),
+    "chunks text": ("metadata.json", {"num_chunks": "1"}, r"metadata\.json: num_chunks must .* got '1'"),
+    "chunks true": ("metadata.json", {"num_chunks": True}, r"metadata\.json: num_chunks must .* got True"),
+    "no chunks": ("metadata.json", {"num_chunks": 0}, r"metadata\.json: num_chunks must .* got 0"),
+    "chunks missing": ("metadata.json", {}, r"metadata\.json: num_chunks must .* got None"),
+    "metadata list": ("metadata.json", [1], r"metadata\.json: num_chunks"),
+    "codes of halves": ("0.codes.KIND", np.zeros(7, np.float16), r"0\.codes\.\w+ must hold torch\.int32 or"),
+    "codes of bytes": ("0.codes.KIND", np.zeros(7, np.uint8), r"0\.codes\.\w+ must hold torch\.int32 or"),
+    "codes of two dimensions": ("0.codes.KIND", np.zeros((7, 1), np.int64), r"0\.codes\.\w+ must have 1 dimension"),
+    "one code": ("0.codes.KIND", np.array(3), r"0\.codes\.\w+ must have 1 dimension, got shape \[\]"),
+    "negative codes": ("0.codes.KIND", np.full(7, -2), r"0\.codes\.\w+ names centroid -2"),
+    "codes beyond int32": ("0.codes.KIND", np.full(7, 1 << 40), r"0\.codes\.\w+ names centroid 1099511627776"),
+    "residuals of int8": ("0.residuals.KIND", np.zeros((7, 4), np.int8), r"0\.residuals\.\w+ must hold torch\.uint8"),
+    "flat residuals": ("0.residuals.KIND", np.zeros(28, np.uint8), r"0\.residuals\.\w+ must have 2 dimensions, got"),
+    "few residuals": ("0.residuals.KIND", np.zeros((6, 4), np.uint8), r"json holds 7 .* 0\.residuals\.\w+ 6"),
+    "narrow residuals": ("0.residuals.KIND", np.zeros((7, 3), np.uint8), r"codes: expected torch\.uint8 \[7, 4\]"),
+    "whole centroids": ("centroids.KIND", np.ones((9, 16), np.int64), r"centroids\.\w+ must hold torch\.float16 or"),
+    "flat centroids": ("centroids.KIND", np.ones(9, np.float32), r"centroids\.\w+ must have 2 dimensions"),
+    "centroids NaN": ("centroids.KIND", np.full((9, 16), np.nan), r"centroids\.\w+ holds NaN or infinity"),
+    "centroids beyond": ("centroids.KIND", np.full((9, 16), 1e300), r"centroids\.\w+ holds NaN or infinity"),
+    "no width": ("centroids.KIND", np.ones((9, 0), np.float32), r"centroids\.\w+ has shape \[9, 0\]"),
+    "no centroids": ("centroids.KIND", np.ones((0, 16), np.float32), r"0\.codes\.\w+ names centroid"),
+    "empty file": ("0.codes.KIND", b"", r"0\.codes\.\w+: "),
+    "text": ("0.codes.KIND", b"text", r"0\.codes\.\w+: "),
+    "cut": ("0.residuals.KIND", b"\x93NUMPY\x01\x00", r"0\.residuals\.\w+: "),
+    "an archive": ("0.residuals.KIND", b"PK\x03\x04", r"0\.residuals\.\w+: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["npy", "pt"])
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_names_its_file(name, kind, tmp_path):
+    """A plain ValueError for whatever a file holds."""
+    file, value, message = WRONG[name]
+    index = tmp_path / "index"
+    write_index(index, kind, 2, [[3, 4]])
+    put(file, value, kind)(index)
+    with pytest.raises(ValueError, match=f"not a whole index of ColBERT or fast-plaid: .*{message}") as error:
+        Quantized.from_index(index)
+    assert str(index) in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["npy", "pt"])
+def test_missing_files(kind, tmp_path):
+    write_index(tmp_path / "whole", kind, 2, [[3, 4], [5]])
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    for name in names:
+        index = tmp_path / f"without {name}"
+        write_index(index, kind, 2, [[3, 4], [5]])
+        (index / name).unlink()
+        with pytest.raises(FileNotFoundError) as error:
+            Quantized.from_index(index)
+        assert name.split(".")[0] in str(error.value)
+        (index / name).mkdir()
+        with pytest.raises((OSError, ValueError)) as error:
+            Quantized.from_index(index)
+        assert name.split(".")[0] in str(error.value)
+    with pytest.raises(OSError, match="metadata"):
+        Quantized.from_index(tmp_path / "whole" / "metadata.json")
+
+
+BUCKETS = {
+    "one tensor": (torch.zeros(2, 3), r"buckets\.pt: expected two tensors"),
+    "three": ((torch.zeros(3), torch.zeros(4), torch.zeros(1)), r"buckets\.pt: expected two tensors"),
+    "table": ({"cutoffs": torch.zeros(3)}, r"buckets\.pt: expected two tensors"),
+    "lists": (([0.0], [0.0, 1.0]), r"buckets .* must hold torch\.float16 or .* got list"),
+    "whole": ((torch.zeros(3, dtype=torch.int32), torch.zeros(4)), r"buckets .* must hold torch\.float16"),
+    "flat": ((torch.zeros(3, 1), torch.zeros(4)), r"buckets .* must have 1 dimension"),
+    "NaN": ((torch.zeros(3), torch.full((4,), float("nan"))), r"buckets .* holds NaN or infinity"),
+    "few": ((torch.zeros(3), torch.zeros(3)), "weights must be 2, 4, 16 or 256, got 3"),
+    "many cutoffs": ((torch.zeros(4), torch.zeros(4)), r"cutoffs: expected torch\.float32 \[3\]"),
+    "falling": ((torch.tensor([0.0, 2.0, 1.0]), torch.zeros(4)), "cutoffs holds 1.0 at"),
+    "sparse": ((torch.zeros(3).to_sparse(), torch.zeros(4)), r"buckets .* must hold .*sparse"),
+}
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_wrong_buckets_of_colbert(name, tmp_path):
+    value, message = BUCKETS[name]
+    write_index(tmp_path / "index", "pt", 2, [[3, 4]])
+    torch.save(value, tmp_path / "index" / "buckets.pt")
+    with pytest.raises(ValueError, match=f"not a whole index of ColBERT or fast-plaid: .*{message}"):
+        Quantized.from_index(tmp_path / "index")
+
+
+def test_chunks_that_make_up_for_each_other(tmp_path):
+    """Lengths of one chunk are not those of another, though their sums agree; nor are widths."""
+    write_index(tmp_path / "index", "npy", 2, [[3, 4], [5]])
+    put("doclens.0.json", [3, 5])(tmp_path / "index")
+    put("doclens.1.json", [4])(tmp_path / "index")
+    with pytest.raises(ValueError, match=r"doclens\.0\.json holds 8 tokens, 0\.residuals\.npy 7 and 0\.codes\.npy 7"):
+        Quantized.from_index(tmp_path / "index")
+    write_index(tmp_path / "wide", "npy", 2, [[3, 4], [5]])
+    put("1.residuals.npy", np.zeros((5, 5), np.uint8))(tmp_path / "wide")
+    with pytest.raises(ValueError, match=r"1\.residuals\.npy holds 5 bytes a token, 0\.residuals 4"):
+        Quantized.from_index(tmp_path / "wide")
+
+
+def test_arrays_in_other_orders(tmp_path):
+    """Columns first, or as parameters that ask for gradients."""
+    for kind in ("npy", "pt"):
+        write_index(tmp_path / kind, kind, 2, [[3, 4]])
+        wanted = Quantized.from_index(tmp_path / kind)
+        codes, centroids = wanted.codes.numpy(), wanted.parameters.centroids
+        if kind == "npy":
+            np.save(tmp_path / kind / "0.residuals.npy", np.asfortranarray(codes))
+            np.save(tmp_path / kind / "centroids.npy", np.asfortranarray(centroids.numpy()))
+        else:
+            torch.save(torch.from_numpy(np.asfortranarray(codes)), tmp_path / kind / "0.residuals.pt")
+            torch.save(torch.nn.Parameter(centroids), tmp_path / kind / "centroids.pt")
+        found = Quantized.from_index(tmp_path / kind)
+        assert same_documents(found, wanted)
+        assert found.codes.is_contiguous()
+        assert not found.parameters.centroids.requires_grad

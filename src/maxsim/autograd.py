@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ def differentiable_scores(problem: Problem, backend: str | None) -> Tensor:
 def planned_scores(problem: Problem, backend: str | None) -> tuple[Tensor, Plan | None]:
     """`differentiable_scores`, and what makes those of another call like this one: of the same shapes, strides, dtypes,
     alignment and places, that asks for gradients or does not as this one does."""
-    queries, documents = problem.queries.data, problem.documents.data
+    queries, documents = problem.queries.leaf, problem.documents.leaf
     if torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad):
         call = _Call(problem, select(problem, backend))
         scores = cast(Tensor, _MaxSim.apply(queries, documents, call, problem))
@@ -72,16 +73,23 @@ def _backward(
         need_queries, need_documents = needed
         return (
             torch.zeros_like(problem.queries.data, dtype=dtype) if need_queries else None,
-            torch.zeros_like(problem.documents.data, dtype=dtype) if need_documents else None,
+            torch.zeros_like(problem.documents.leaf, dtype=dtype) if need_documents else None,
         )
+    dtype = dtype or problem.dtype
     with _no_autocast(problem.device.type):
-        return module.backward(problem, winners, grad, *needed, dtype or problem.dtype)
+        if problem.documents.floats is None or not needed[1]:
+            return module.backward(problem, winners, grad, *needed, dtype)
+        # straight through the codes: at their winners, but as if the documents had not been quantised
+        of_queries = module.backward(problem, winners, grad, True, False, dtype)[0] if needed[0] else None
+        floats = dataclasses.replace(problem, documents=problem.documents.unquantised())
+        return of_queries, module.backward(floats, winners, grad, False, True, dtype)[1]
 
 
 def _places(problem: Problem) -> list[Tensor]:
-    """The tensors of a problem that say where tokens lie and which take part."""
+    """The tensors of a problem that say where tokens lie and which take part; codes where gradients are for others."""
     q, d = problem.queries, problem.documents
-    return [each for each in (q.starts, q.ends, d.starts, d.ends, problem.pairs) if each is not None]
+    codes = None if d.floats is None else d.data
+    return [each for each in (q.starts, q.ends, d.starts, d.ends, problem.pairs, codes) if each is not None]
 
 
 def _no_autocast(device_type: str) -> AbstractContextManager[Any]:
@@ -94,8 +102,8 @@ class _Call:
     """A differentiable call but for its tokens, so that it can be kept."""
 
     def __init__(self, problem: Problem, backend: Backend):
-        empty = problem.documents.data.new_empty(0)
-        self.problem = problem.with_data(empty, empty)
+        empty = problem.documents.leaf.new_empty(0)
+        self.problem = problem.with_leaves(empty, empty)
         self.backend = backend
         self.places = _places(problem)
         self.again: Again | None = None
@@ -131,7 +139,7 @@ class _MaxSim(torch.autograd.Function):
 def _gradients(
     queries: Tensor, documents: Tensor, winners: Tensor, grad: Tensor, call: _Call, needed: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    problem = call.problem.with_data(queries, documents)
+    problem = call.problem.with_leaves(queries, documents)
     return _backward(problem, winners, grad.reshape(problem.shape), call.backend, needed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -11,13 +12,13 @@ from torch import Tensor
 
 from . import best
 from .best import check_k, merge
-from .bounds import bound, query_sizes
+from .bounds import QuerySizes, bound, query_sizes
 from .graph import run
 from .layout import MaskLike, Problem, Tokens, TokensLike, make_problem
 from .quantized import Quantized
 from .quantized.codes import rows_of
 
-CANDIDATES = 1 << 24  # of the queries that are searched for together, should no document be ruled out: 40 bytes each
+CANDIDATES = 1 << 24  # of queries that are searched for together: 40 bytes each
 
 
 class CertifiedTopK(NamedTuple):
@@ -74,15 +75,56 @@ def certified_topk(
         if not k or not scan.queries.count:
             none = best.top_documents(truth, k, backend)
             return CertifiedTopK(*none, none.indices.new_zeros(scan.queries.count))
-        found = []
-        step = max(1, CANDIDATES // scan.documents.count)
-        for low in range(0, scan.queries.count, step):
-            some, of_truth = (
-                dataclasses.replace(whole, queries=whole.queries.slice(low, min(low + step, scan.queries.count)))
-                for whole in (scan, truth)
-            )
-            found.append(_rescore(of_truth, _candidates(some, k, truth.device).to(truth.device), k, backend))
-        return CertifiedTopK(*(torch.cat(each) for each in zip(*found, strict=True)))
+        numbers = torch.arange(scan.documents.count, device=scan.device)
+
+        def some(low: int, high: int) -> CertifiedTopK:
+            codes, exact = (dataclasses.replace(p, queries=p.queries.slice(low, high)) for p in (scan, truth))
+
+            def score(pairs: Tensor) -> Tensor:
+                return run(dataclasses.replace(exact, pairs=pairs), backend).scores
+
+            return certify([Part(codes, numbers)], score, k, truth.device)
+
+        return in_groups(some, scan.queries.count)
+
+
+class Part(NamedTuple):
+    """Codes to scan, and the numbers of their documents, int64 `[n]`, which rise in each part and from part to part."""
+
+    problem: Problem
+    numbers: Tensor
+
+
+class TooManyError(Exception):
+    """More documents may be hits than are kept in memory."""
+
+
+def in_groups(search: Callable[[int, int], CertifiedTopK], NQ: int) -> CertifiedTopK:
+    """`search(low, high)` of all queries, together where what may be a hit is not too much, else of fewer at a time."""
+
+    def attempt(low: int, high: int) -> list[CertifiedTopK]:
+        try:
+            return [search(low, high)]
+        except TooManyError:
+            half = (low + high) // 2
+            return [*attempt(low, half), *attempt(half, high)]
+
+    return CertifiedTopK(*(torch.cat(each) for each in zip(*attempt(0, NQ), strict=True)))
+
+
+def certify(parts: Iterable[Part], score: Callable[[Tensor], Tensor], k: int, where: torch.device) -> CertifiedTopK:
+    """The k best documents of each query of the parts, which all have the same queries, by number.
+
+    Args:
+        parts: at least one; read one after another, once.
+        score: exact scores `[P]` of pairs (query, number), int64 `[P, 2]`, on the device `where`.
+        k: at least 1, and no more than there are documents.
+
+    Raises:
+        TooManyError: of several queries, more than CANDIDATES documents may be hits.
+    """
+    candidates, queries = _candidates(parts, k, where)
+    return _rescore(score, candidates.to(where), queries, k)
 
 
 def _same(exact: Tokens, quantised: Tokens) -> Tokens:
@@ -140,54 +182,73 @@ class Candidates(NamedTuple):
         return Candidates(*(each.to(device) for each in self))
 
 
-def _candidates(scan: Problem, k: int, where: torch.device) -> Candidates:
-    """All documents but those that k others are certainly better than."""
-    NQ, ND = scan.shape
-    sizes = query_sizes(scan)
-    blank, empty = best.without_tokens(scan.queries, False), best.without_tokens(scan.documents, scan.masked_zero)
-    floor = torch.full((NQ, k), float("-inf"), dtype=torch.float64, device=scan.device)  # the best certain scores
+def _candidates(parts: Iterable[Part], k: int, where: torch.device) -> tuple[Candidates, int]:
+    """All documents but those that k others are certainly better than, and how many queries there are."""
     found: list[tuple[Tensor, ...]] = []
-    step = max(1, best.CHUNK_BYTES // (48 * NQ))
-    for low in range(0, ND, step):
-        high = min(low + step, ND)
-        part = dataclasses.replace(scan, documents=scan.documents.slice(low, high))
-        most = bound(sizes, part, where)
-        score = run(part, None).scores.double()
-        most = most.masked_fill(~score.isfinite(), float("inf"))  # nothing is known of it
-        may = torch.ones(NQ, high - low, dtype=torch.bool, device=scan.device)
-        if empty is not None:
-            may &= ~empty[low:high]
-        if blank is not None:
-            may &= ~blank[:, None]
-        least = torch.where(may & most.isfinite(), score - most, float("-inf"))
-        floor = torch.cat([floor, least], 1).topk(k, dim=1).values
-        may &= most.isinf() | (score + most >= floor[:, -1:])
-        query, document = may.nonzero(as_tuple=True)
-        found.append((query, document + low, score[may], most[may]))
-    query, document, score, most = (torch.cat(each) for each in zip(*found, strict=True))
+    sizes: QuerySizes | None = None
+    blank: Tensor | None = None
+    floor = torch.empty(0)
+    NQ = kept = 0
+    for scan, numbers in parts:
+        if sizes is None:
+            sizes, NQ = query_sizes(scan), scan.queries.count
+            blank = best.without_tokens(scan.queries, False)
+            # the best certain scores
+            floor = torch.full((NQ, k), float("-inf"), dtype=torch.float64, device=scan.device)
+        empty = best.without_tokens(scan.documents, scan.masked_zero)
+        step = max(1, best.CHUNK_BYTES // (48 * NQ))
+        for low in range(0, len(numbers), step):
+            high = min(low + step, len(numbers))
+            part = dataclasses.replace(scan, documents=scan.documents.slice(low, high))
+            most = bound(sizes, part, where)
+            score = run(part, None).scores.double()
+            most = most.masked_fill(~score.isfinite(), float("inf"))  # nothing is known of it
+            may = torch.ones(NQ, high - low, dtype=torch.bool, device=scan.device)
+            if empty is not None:
+                may &= ~empty[low:high]
+            if blank is not None:
+                may &= ~blank[:, None]
+            least = torch.where(may & most.isfinite(), score - most, float("-inf"))
+            floor = torch.cat([floor, least], 1).topk(k, dim=1).values
+            may &= most.isinf() | (score + most >= floor[:, -1:])
+            query, column = may.nonzero(as_tuple=True)
+            found.append((query, numbers[low + column], score[may], most[may]))
+            kept += len(query)
+            if NQ > 1 and kept > CANDIDATES:
+                found = [_above(found, floor)]
+                kept = len(found[0][0])
+                if kept > CANDIDATES // 2:
+                    raise TooManyError
+    query, document, score, most = _above(found, floor)
     upper = torch.where(most.isinf(), most, score + most)
-    upper, order = upper.sort(descending=True, stable=True)
-    order = order[upper >= floor[query[order], -1]]
+    order = upper.sort(descending=True, stable=True).indices
     order = order[query[order].sort(stable=True).indices]
     query = query[order]
-    position = torch.arange(len(query), device=scan.device) - torch.searchsorted(query, query)
-    return Candidates(query, document[order], position, score[order], most[order])
+    position = torch.arange(len(query), device=query.device) - torch.searchsorted(query, query)
+    return Candidates(query, document[order], position, score[order], most[order]), NQ
 
 
-def _rescore(truth: Problem, candidates: Candidates, k: int, backend: str | None) -> CertifiedTopK:
+def _above(found: list[tuple[Tensor, ...]], floor: Tensor) -> tuple[Tensor, ...]:
+    """Those of queries, numbers, scores and bounds that may be hits yet."""
+    query, document, score, most = (torch.cat(each) for each in zip(*found, strict=True))
+    may = most.isinf() | (score + most >= floor[query, -1])
+    return query[may], document[may], score[may], most[may]
+
+
+def _rescore(score: Callable[[Tensor], Tensor], candidates: Candidates, NQ: int, k: int) -> CertifiedTopK:
     """Exact scores of candidates, the most promising of each query first, until none that is left can be a hit."""
-    NQ = truth.queries.count
-    kth = torch.full((NQ, k), float("-inf"), dtype=truth.result_dtype, device=truth.device)
+    query, device = candidates.query, candidates.query.device
+    kth = torch.full((NQ, k), float("-inf"), device=device)
     upper = candidates.upper
     pairs, scores = [], []
     low, high = 0, k
     while True:
-        chosen = (candidates.position >= low) & (candidates.position < high) & ~(upper < kth[candidates.query, -1])
+        chosen = (candidates.position >= low) & (candidates.position < high) & ~(upper < kth[query, -1])
         at = chosen.nonzero()[:, 0]
         if not len(at):
             break
-        pair = torch.stack([candidates.query[at], candidates.document[at]], 1)
-        found = run(dataclasses.replace(truth, pairs=pair), backend).scores
+        pair = torch.stack([query[at], candidates.document[at]], 1)
+        found = score(pair)
         _check(candidates, at, found)
         pairs.append(pair)
         scores.append(found)
@@ -198,12 +259,13 @@ def _rescore(truth: Problem, candidates: Candidates, k: int, backend: str | None
             .values
         )
         low, high = high, 2 * high
-    pair = torch.cat(pairs) if pairs else candidates.query.new_zeros(0, 2)
-    score = torch.cat(scores) if scores else kth.new_zeros(0)
-    order = (pair[:, 0] * (truth.documents.count + 1) + pair[:, 1]).sort().indices  # ties: in the order of documents
-    query, document, score = pair[order, 0], pair[order, 1], score[order]
+    pair = torch.cat(pairs) if pairs else query.new_zeros(0, 2)
+    exact = torch.cat(scores) if scores else kth.new_zeros(0)
+    order = pair[:, 1].sort(stable=True).indices  # ties: in the order of documents
+    order = order[pair[order, 0].sort(stable=True).indices]
+    query, document, exact = pair[order, 0], pair[order, 1], exact[order]
     indices = _table(query, document, NQ, -1, document.new_full((NQ, k), -1))
-    values, indices = merge(_table(query, score, NQ, float("-inf"), torch.full_like(kth, float("-inf"))), indices, k)
+    values, indices = merge(_table(query, exact, NQ, float("-inf"), torch.full_like(kth, float("-inf"))), indices, k)
     rescored = torch.bincount(query, minlength=NQ)
     return CertifiedTopK(values.masked_fill(indices < 0, float("-inf")), indices, rescored)
 

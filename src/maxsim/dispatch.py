@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from collections.abc import Sequence
 from functools import cache
 from typing import Protocol, cast
@@ -14,6 +16,7 @@ from .layout import Problem
 from .result import Scored
 
 ORDER = ("hopper", "triton", "cpu")  # fastest first
+logger = logging.getLogger("maxsim")
 
 
 class Backend(Protocol):
@@ -57,6 +60,8 @@ def _load(name: str) -> Backend | str:
             return cast(Backend, triton)
         except (ImportError, AttributeError, TypeError) as error:
             # triton is not installed, broken, or has changed: the other backends work all the same
+            if importlib.util.find_spec("triton") is not None:
+                logger.warning("the %s backend is left out: its kernels cannot be imported: %s", name, error)
             return f"its kernels cannot be imported: {error}"
     raise ValueError(f"backend must be one of {', '.join(map(repr, ORDER))} or None, got {name!r}")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from .kernels import gradients
 from .kernels.decoding import Decoder
 from .kernels.launches import Repeatable
-from .kernels.scores import Outputs
+from .kernels.scores_launch import Outputs
 from .kernels.sides import Side
 from .layout import Problem, Tokens
 from .quantized.codes import Codes
@@ -37,7 +37,7 @@ def codes_unsupported(documents: Tokens) -> list[str]:
         apart = [step for step, count in zip(items, documents.data.shape, strict=False) if count > 1]
         if row <= 0 or any(step % row for step in apart):
             why.append("needs codes of documents whose distance is a multiple of their rows'")
-    if codes.of_tokens() and not documents.ragged:
+    if codes.of_tokens() and not documents.ragged and documents.data.numel():
         item, row, _ = documents.data.stride()
         if row <= 0 or (documents.count > 1 and item != documents.max_length * row):
             why.append("needs codes with numbers beside each token in rows at one distance")
@@ -65,6 +65,8 @@ def again(launch: Repeatable | None, problem: Problem, out: Outputs) -> Again | 
     """What a forward launched, to be repeated; keeps nothing of the problem alive but where ragged documents lie."""
     q = problem.queries
     if launch is None or out.maxima is not None or q.ragged or q.mask is not None:
+        return None
+    if problem.pairs is not None or problem.documents.mask is not None:  # calls of which no plan is kept
         return None
     K = problem.per_query
     shape = (q.count, K) if K else problem.shape

@@ -22,7 +22,7 @@ def differentiable_scores(problem: Problem, backend: str | None) -> Tensor:
     """As in `autograd`."""
     if not torch.compiler.is_compiling():
         return autograd.differentiable_scores(problem, backend)
-    q, d = problem.queries.data, problem.documents.data
+    q, d = problem.queries.leaf, problem.documents.leaf
     winners = torch.is_grad_enabled() and (q.requires_grad or d.requires_grad)
     scores: Tensor = _scores(*_tensors(problem), *_codes(problem), _sizes(problem), backend, winners, False)[0]
     return scores
@@ -38,7 +38,7 @@ def run(problem: Problem, backend: str | None, winners: bool = False, maxima: bo
 
 def _tensors(problem: Problem) -> tuple[Tensor | None, ...]:
     q, d = problem.queries, problem.documents
-    return q.data, d.data, q.starts, q.ends, q.mask, d.starts, d.ends, d.mask, problem.pairs
+    return q.data, d.data, d.floats, q.starts, q.ends, q.mask, d.starts, d.ends, d.mask, problem.pairs
 
 
 def _codes(problem: Problem) -> tuple[list[Tensor], str]:
@@ -66,13 +66,15 @@ def _sizes(problem: Problem) -> list[int]:
 
 
 def _problem(tensors: tuple[Tensor | None, ...], codes: Sequence[Tensor], words: str, sizes: list[int]) -> Problem:
-    queries, documents, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs = tensors
+    queries, documents, floats, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs = tensors
     q_count, q_length, q_consecutive, d_count, d_length, d_consecutive, per_query, masked_zero, normalize = sizes
     assert queries is not None
     assert documents is not None
     return Problem(
         Tokens(queries, q_count, q_length, q_starts, q_ends, bool(q_consecutive), q_mask),
-        Tokens(documents, d_count, d_length, d_starts, d_ends, bool(d_consecutive), d_mask, _codes_of(codes, words)),
+        Tokens(
+            documents, d_count, d_length, d_starts, d_ends, bool(d_consecutive), d_mask, _codes_of(codes, words), floats
+        ),
         pairs,
         per_query,
         bool(masked_zero),
@@ -82,12 +84,13 @@ def _problem(tensors: tuple[Tensor | None, ...], codes: Sequence[Tensor], words:
 
 @torch.library.custom_op("maxsim::scores", mutates_args=())
 def _scores(
-    queries: Tensor, documents: Tensor, q_starts: Tensor | None, q_ends: Tensor | None, q_mask: Tensor | None,
+    queries: Tensor, documents: Tensor, floats: Tensor | None,
+    q_starts: Tensor | None, q_ends: Tensor | None, q_mask: Tensor | None,
     d_starts: Tensor | None, d_ends: Tensor | None, d_mask: Tensor | None, pairs: Tensor | None,
     codes: Sequence[Tensor], words: str, sizes: list[int], backend: str | None, winners: bool, maxima: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Scores, winners and maxima; those not asked for are empty."""
-    tensors = (queries, documents, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs)
+    tensors = (queries, documents, floats, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs)
     problem = _problem(tensors, codes, words, sizes)
     found = autograd.run(problem, backend, winners, maxima)
     index, similarity = found.winners if winners else None, found.maxima if maxima else None
@@ -112,27 +115,29 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("maxsim::gradients", mutates_args=())
 def _gradients(
-    queries: Tensor, documents: Tensor, q_starts: Tensor | None, q_ends: Tensor | None, q_mask: Tensor | None,
+    queries: Tensor, documents: Tensor, floats: Tensor | None,
+    q_starts: Tensor | None, q_ends: Tensor | None, q_mask: Tensor | None,
     d_starts: Tensor | None, d_ends: Tensor | None, d_mask: Tensor | None, pairs: Tensor | None,
     codes: Sequence[Tensor], words: str, sizes: list[int], backend: str | None, winners: Tensor, grad: Tensor,
     need_queries: bool, need_documents: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of both sides; one that is not asked for is empty."""
-    tensors = (queries, documents, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs)
+    tensors = (queries, documents, floats, q_starts, q_ends, q_mask, d_starts, d_ends, d_mask, pairs)
     problem = _problem(tensors, codes, words, sizes)
     found = autograd.gradients(problem, winners, grad, backend, (need_queries, need_documents))
     return (
         queries.new_empty(0) if found[0] is None else found[0],
-        documents.new_empty(0) if found[1] is None else found[1],
+        problem.documents.leaf.new_empty(0) if found[1] is None else found[1],
     )
 
 
 @_gradients.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    queries, documents, *_, need_queries, need_documents = arguments
+    queries, documents, floats, *_, need_queries, need_documents = arguments
+    leaf = documents if floats is None else floats
     return (
-        torch.empty_like(queries) if need_queries else queries.new_empty(0),
-        torch.empty_like(documents) if need_documents else documents.new_empty(0),
+        queries.new_empty(queries.shape if need_queries else 0),  # contiguous, whatever the strides of queries
+        leaf.new_empty(leaf.shape if need_documents else 0),
     )
 
 
@@ -142,10 +147,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    tensors, winners, codes = ctx.saved_tensors[:9], ctx.saved_tensors[9], ctx.saved_tensors[10:]
-    needed = ctx.needs_input_grad[:2]
-    grads = _gradients(*tensors, list(codes), ctx.words, ctx.sizes, ctx.backend, winners, grad, *needed)
-    found = (grad if need else None for grad, need in zip(grads, needed, strict=True))
+    tensors, winners, codes = ctx.saved_tensors[:10], ctx.saved_tensors[10], ctx.saved_tensors[11:]
+    queries, documents, floats = ctx.needs_input_grad[:3]
+    needed = (queries, documents or floats)
+    of = _gradients(*tensors, list(codes), ctx.words, ctx.sizes, ctx.backend, winners, grad, *needed)
+    found = (of[0] if queries else None, of[1] if documents else None, of[1] if floats else None)
     return (*found, *[None] * 7, [None] * len(codes), *[None] * 5)
 
 

@@ -118,10 +118,14 @@ def _from_ragged(value: Packed | Views, mask: MaskLike, side: str) -> Tokens:
 def _from_quantized(value: Quantized, mask: MaskLike, side: str) -> Tokens:
     kept = value.mask
     if mask is not None:
-        shape = value.codes.shape[:-1]
-        if not isinstance(mask, (Tensor, np.ndarray)) and value.starts is not None and value.ends is not None:
-            mask = _list_mask(mask, (value.ends - value.starts).tolist(), side)
-        given = _bool(mask, side, value.device)
+        if value.starts is not None and not (isinstance(mask, (Tensor, np.ndarray)) and mask.ndim == 1):
+            value = value.compact()  # a document that was selected twice has two masks
+            assert value.starts is not None
+            assert value.ends is not None
+            if value.per_query:
+                mask = _of_candidates(mask)
+            mask, kept = _list_mask(mask, (value.ends - value.starts).tolist(), side), value.mask
+        given, shape = _bool(mask, side, value.device), value.codes.shape[:-1]
         if given.shape != shape:
             raise ValueError(f"{side} mask must have the shape of the codes, {list(shape)}, got {list(given.shape)}")
         kept = given if kept is None else kept & given
@@ -134,6 +138,7 @@ def _from_quantized(value: Quantized, mask: MaskLike, side: str) -> Tokens:
         value.consecutive,
         kept,
         value.parameters,
+        value.floats,
     )
 
 
@@ -175,12 +180,16 @@ def _from_nested_lists(items: list[Any], mask: MaskLike, side: str) -> tuple[Tok
     counts = {len(inner) for inner in items}
     if len(counts) > 1:
         raise ValueError(f"every query needs as many candidates as the others, got lists of {sorted(counts)}")
-    if isinstance(mask, (Tensor, np.ndarray)) and mask.ndim == 3:
-        mask = mask.reshape(-1, mask.shape[-1])
-    elif mask is not None and not isinstance(mask, (Tensor, np.ndarray)):
-        mask = [m for inner in mask for m in inner]
+    mask = None if mask is None else _of_candidates(mask)
     flat = _from_list([item for inner in items for item in inner], mask, side)
     return flat, (len(items), counts.pop())
+
+
+def _of_candidates(mask: Any) -> Any:
+    """Masks `[NQ, K, L]`, or as lists in lists, one after another."""
+    if isinstance(mask, (Tensor, np.ndarray)):
+        return mask.reshape(-1, mask.shape[-1]) if mask.ndim == 3 else mask
+    return [m for inner in mask for m in inner]
 
 
 def _list_mask(mask: Any, lengths: list[int], side: str) -> Tensor:
@@ -198,7 +207,7 @@ def _list_mask(mask: Any, lengths: list[int], side: str) -> Tensor:
             expected = f"[{len(lengths)}, {max(lengths)}] in all" if padded else f"[{length}]"
             raise ValueError(f"{side}[{i}] mask must have shape {expected}, got {list(row.shape)}")
         kept.append(row[:length])
-    return torch.cat(kept)
+    return torch.cat(kept) if kept else torch.empty(0, dtype=torch.bool, device="cpu")
 
 
 def _bool(mask: Any, side: str, device: torch.device | None) -> Tensor:
@@ -238,6 +247,11 @@ def _agree(q: Tokens, d: Tokens) -> tuple[Tokens, Tokens]:
     if d.codes is None and q.data.dtype != d.data.dtype:
         raise TypeError(
             f"queries are {q.data.dtype} and documents {d.data.dtype}: cast one, for example queries.to({d.data.dtype})"
+        )
+    if d.floats is not None and q.data.dtype != d.floats.dtype:
+        raise TypeError(
+            f"queries are {q.data.dtype} and the documents that gradients go straight through to {d.floats.dtype}: "
+            f"cast one, for example queries.to({d.floats.dtype})"
         )
     if q.width != d.width:
         raise ValueError(f"queries have width {q.width} and documents {d.width}")

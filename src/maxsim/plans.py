@@ -1,6 +1,7 @@
 """A call like an earlier one repeats its launch without the checks: what a plain call does depends on the shapes,
-strides, dtypes and alignment of two tensors and on whether gradients are asked for, never on values; and where
-documents are ragged on where they lie, so those keep plans of their own for as long as they live."""
+strides, dtypes and alignment of two tensors and on whether gradients are asked for, never on values; where documents
+are ragged also on where they lie, and where they are codes on what these stand for, so those keep plans of their own
+for as long as they live."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from torch.autograd import forward_ad
 
 from .packed import Packed, Views
 from .precision import float32_is_exact
+from .quantized import Quantized
 
 Plan: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -22,21 +24,29 @@ _plans: dict[Hashable, Plan] = {}
 
 
 class _Places(NamedTuple):
-    """Plans of ragged documents, and where these lay when the plans were made."""
+    """Plans of ragged or quantised documents, and where these lay and what they stood for when the plans were made."""
 
-    starts: Tensor
-    ends: Tensor
+    kept: tuple[Any, ...]
     max_length: int
     plans: dict[Hashable, Plan]
 
 
-_ragged: WeakKeyDictionary[Packed | Views, _Places] = WeakKeyDictionary()
+_own: WeakKeyDictionary[Packed | Views | Quantized, _Places] = WeakKeyDictionary()
+
+
+def _tokens(documents: Any) -> Any:
+    """The tensor that a launch reads documents from."""
+    if isinstance(documents, Quantized):
+        return documents.codes
+    return documents.tokens if isinstance(documents, Packed | Views) else documents
 
 
 def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> Hashable | None:
     """What a call depends on; None where it is not plain: an ordinary CUDA tensor of queries, one of documents or of
     their tokens, on the current device."""
-    tokens = documents.tokens if isinstance(documents, Packed | Views) else documents
+    tokens = _tokens(documents)
+    if isinstance(documents, Quantized) and (documents.mask is not None or documents.per_query):
+        return None
     if type(queries) is not Tensor or type(tokens) is not Tensor or not tokens.is_cuda:
         return None
     if queries.layout != torch.strided or tokens.layout != torch.strided or queries.is_nested or tokens.is_nested:
@@ -69,13 +79,18 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
 
 
 def _kept(documents: Any) -> dict[Hashable, Plan]:
-    """The plans that calls with such documents may use: none from before a ragged form was given other places."""
-    if not isinstance(documents, Packed | Views):
+    """The plans that calls with such documents may use: none from before they were given other places or meanings."""
+    if not isinstance(documents, Packed | Views | Quantized):
         return _plans
-    kept, starts, ends, longest = _ragged.get(documents), documents.starts, documents.ends, documents.max_length
-    if kept is None or not (kept.starts is starts and kept.ends is ends and kept.max_length == longest):
-        kept = _ragged[documents] = _Places(starts, ends, longest, {})
-    return kept.plans
+    own = _own.get(documents)
+    now = (documents.starts, documents.ends, documents.parameters if isinstance(documents, Quantized) else None)
+    if (
+        own is None
+        or own.max_length != documents.max_length
+        or any(a is not b for a, b in zip(own.kept, now, strict=True))
+    ):
+        own = _own[documents] = _Places(now, documents.max_length, {})
+    return own.plans
 
 
 def recall(key: Hashable | None, queries: Any, documents: Any) -> Tensor | None:
@@ -83,7 +98,7 @@ def recall(key: Hashable | None, queries: Any, documents: Any) -> Tensor | None:
     plan = None if key is None else _kept(documents).get(key)
     if plan is None:
         return None
-    return plan(queries, documents.tokens if isinstance(documents, Packed | Views) else documents)
+    return plan(queries, _tokens(documents))
 
 
 def remember(key: Hashable | None, documents: Any, plan: Plan | None) -> None:

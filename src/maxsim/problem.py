@@ -18,7 +18,8 @@ class Tokens:
     Padded: `data` is `[N, L, D]` or, for candidates, `[NQ, K, L, D]` (count = NQ·K), any strides; `starts` is None.
     Ragged: `data` is `[T, D]`; item n is `data[starts[n]:ends[n]]`, and `consecutive` says that items follow one
     another. `max_length` bounds an item's tokens. `mask` is boolean with the shape `data.shape[:-1]`, True = keep, or
-    None. Of quantised documents `data` are the codes, and `codes` says what they stand for.
+    None. Of quantised documents `data` are the codes, and `codes` says what they stand for; `floats`, where gradients
+    go straight through them, are the tokens themselves, in the layout of the codes.
     """
 
     data: Tensor
@@ -29,10 +30,16 @@ class Tokens:
     consecutive: bool = False
     mask: Tensor | None = None
     codes: Codes | None = None
+    floats: Tensor | None = None
 
     @property
     def width(self) -> int:
         return self.data.shape[-1] if self.codes is None else self.codes.width
+
+    @property
+    def leaf(self) -> Tensor:
+        """What gradients are for."""
+        return self.data if self.floats is None else self.floats
 
     @property
     def ragged(self) -> bool:
@@ -57,22 +64,31 @@ class Tokens:
             ends=move(self.ends),
             mask=move(self.mask),
             codes=None if self.codes is None else self.codes.to(device),
+            floats=move(self.floats),
         )
 
-    def with_data(self, data: Tensor) -> Tokens:
+    def with_leaf(self, leaf: Tensor) -> Tokens:
         # as `dataclasses.replace` does, in a fifth of the time: a backward's host time is that of small steps
+        data, floats = (leaf, None) if self.floats is None else (self.data, leaf)
         return Tokens(
-            data, self.count, self.max_length, self.starts, self.ends, self.consecutive, self.mask, self.codes
+            data, self.count, self.max_length, self.starts, self.ends, self.consecutive, self.mask, self.codes, floats
         )
+
+    def unquantised(self) -> Tokens:
+        """The tokens that `floats` are."""
+        return dataclasses.replace(self, data=self.leaf, codes=None, floats=None)
 
     def slice(self, low: int, high: int) -> Tokens:
         """Items low to high, without copying tokens."""
         codes = None if self.codes is None else self.codes.range(low, high, self.ragged)
         if self.starts is not None and self.ends is not None:
             starts, ends = self.starts[low:high], self.ends[low:high]
-            return dataclasses.replace(self, count=high - low, starts=starts, ends=ends, consecutive=False, codes=codes)
-        mask = None if self.mask is None else self.mask[low:high]
-        return dataclasses.replace(self, data=self.data[low:high], count=high - low, mask=mask, codes=codes)
+            whole = self.consecutive and (low, high) == (0, self.count)
+            return dataclasses.replace(self, count=high - low, starts=starts, ends=ends, consecutive=whole, codes=codes)
+        mask, floats = (None if each is None else each[low:high] for each in (self.mask, self.floats))
+        return dataclasses.replace(
+            self, data=self.data[low:high], count=high - low, mask=mask, codes=codes, floats=floats
+        )
 
 
 @dataclass(frozen=True)
@@ -125,6 +141,6 @@ class Problem:
         """Two bytes hold an index where no document has more than 65,535 tokens (read as unsigned: 65,535 is none)."""
         return torch.int16 if self.documents.max_length <= 65535 else torch.int32
 
-    def with_data(self, queries: Tensor, documents: Tensor) -> Problem:
-        q, d = self.queries.with_data(queries), self.documents.with_data(documents)
+    def with_leaves(self, queries: Tensor, documents: Tensor) -> Problem:
+        q, d = self.queries.with_leaf(queries), self.documents.with_leaf(documents)
         return Problem(q, d, self.pairs, self.per_query, self.masked_zero, self.normalize)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .layout import MaskLike, TokensLike, check_tokens, tokens_of
+from .layout import MaskLike, Tokens, TokensLike, check_tokens, tokens_of
 from .quantized import Codes, Quantized, product, residual, scaled
-from .quantized.codes import CODECS
+from .quantized.codes import CODECS, rows_of
 from .stream import Block, Stream
 
 OPTIONS = {
@@ -39,6 +39,7 @@ def quantize(
     parts: int | None = None,
     seed: int = 0,
     like: Quantized | None = None,
+    straight_through: bool = False,
 ) -> Quantized:
     """Documents as codes, which `score`, `score_pairs`, `matches` and `topk` take in place of the documents.
 
@@ -71,14 +72,18 @@ def quantize(
         seed: of the sample and of where k-means begins.
         like: documents whose codec, options (`normalize` too, but no number given as `scale`), centroids, buckets and
             codewords are taken, in place of training.
+        straight_through: for training: scores of the result pass gradients to the documents as if these had not been
+            quantised (the straight-through estimator): a document token's gradient is that of the tokens given, at the
+            winners of the codes, where values saturate too. Queries need the documents' dtype then. Nothing is kept of
+            documents that ask for no gradient.
 
     Returns:
         `Quantized` on the documents' device, in their layout.
 
     Raises:
-        TypeError, ValueError: as `score`; ValueError also for an unknown codec, options that are wrong or of another
-            codec, for an empty list of documents, whose width is unknown, and for NaN or infinity in a kept token; says
-            where. On a GPU this waits for the device.
+        TypeError, ValueError: as `score`; TypeError also for `straight_through` with documents of float64; ValueError
+            also for an unknown codec, options that are wrong or of another codec, for an empty list of documents, whose
+            width is unknown, and for NaN or infinity in a kept token; says where. On a GPU this waits for the device.
     """
     options = {"scale": scale, "bits": bits, "centroids": centroids, "renormalize": renormalize, "parts": parts}
     given = {name: value for name, value in options.items() if value is not None}
@@ -93,6 +98,8 @@ def quantize(
             raise ValueError(f"{name} is an option of {' and '.join(OPTIONS[name])}, not of {codec}")
     if not isinstance(normalize, (bool, np.bool_)):
         raise TypeError(f"normalize must be True or False, got {type(normalize).__name__}")
+    if not isinstance(straight_through, (bool, np.bool_)):
+        raise TypeError(f"straight_through must be True or False, got {type(straight_through).__name__}")
     if renormalize is not None and not isinstance(renormalize, (bool, np.bool_)):
         raise TypeError(f"renormalize must be True or False, got {type(renormalize).__name__}")
     bits, centroids, parts = _whole("bits", bits), _whole("centroids", centroids), _whole("parts", parts)
@@ -108,6 +115,8 @@ def quantize(
     check_tokens(tokens, "documents")
     if tokens.data.is_meta:
         raise ValueError("documents are on the meta device, which holds no values")
+    if straight_through and tokens.data.dtype == torch.float64:
+        raise TypeError("straight_through takes documents of float16, bfloat16 or float32, as scores of codes do")
     if like is not None and like.width != tokens.width:
         raise ValueError(f"documents have width {tokens.width}, those of like {like.width}")
     with torch.no_grad():
@@ -120,7 +129,17 @@ def quantize(
             made = _residual(stream, 2 if bits is None else bits, centroids, bool(renormalize), seed, known)
         else:
             made = _product(stream, 16 if parts is None else parts, seed, known)
+    made.floats = _floats(tokens) if straight_through else None
     return made if groups is None else made[torch.arange(len(made)).view(groups)]
+
+
+def _floats(tokens: Tokens) -> Tensor | None:
+    """Documents that ask for gradients, in the layout that their codes will have."""
+    if not (torch.is_grad_enabled() and tokens.data.requires_grad):
+        return None
+    if tokens.starts is not None and tokens.ends is not None and not tokens.consecutive:
+        return tokens.data[rows_of(tokens.starts, tokens.ends)]
+    return tokens.data.flatten(0, 1) if tokens.data.ndim == 4 else tokens.data
 
 
 def _whole(name: str, value: object) -> int | None:

@@ -27,7 +27,7 @@ from ..kernels.hopper_few_launch import hopper_few
 from ..kernels.hopper_launch import hopper_scores
 from ..kernels.hopper_product import hopper_product, hopper_product_few
 from ..kernels.launches import Repeatable
-from ..kernels.scores import PARTS_BYTES
+from ..kernels.scores_launch import PARTS_BYTES
 from ..layout import Problem, Tokens
 from ..precision import float32_is_exact
 from ..result import Scored
@@ -182,7 +182,9 @@ def _few(problem: Problem, winners: bool) -> FewConfig | None:
     if codes is not None and codes.codec == "pq":
         return few_product_config(rows, winners)
     if codes is not None:
-        return (few_codes_config if codes.scaled else few_decoded_config)(q.width, rows, winners)
+        if codes.scaled:
+            return few_codes_config(q.width, rows, winners)
+        return few_decoded_config(q.width, codes.bits, rows, winners)
     if _single(problem):
         return few_float32_config(q.width, rows)
     return few_config(q.width, rows, winners)

@@ -10,7 +10,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ..gpu import MOST_TOKENS, again, backward, codes_unsupported, on_device, outputs, side
 from ..kernels.configs import forward_config
-from ..kernels.scores import _scores_kernel, scores
+from ..kernels.scores import _scores_kernel
+from ..kernels.scores_launch import scores
 from ..layout import Problem
 from ..precision import float32_is_exact
 from ..result import Scored

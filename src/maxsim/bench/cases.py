@@ -25,7 +25,8 @@ class Case:
     candidates: every query has its own ND documents.
     views: documents at random places of a resident buffer twice their size.
     train: scores, then the gradients of both sides for a given gradient of the scores.
-    codec: how documents are stored ("int8", …); None: as they are.
+    codec: how documents are stored ("int8", …; "residual2": 2 bits a dimension, "pq16": 16 bytes a token); None: as
+        they are.
     """
 
     NQ: int
@@ -56,6 +57,8 @@ class Case:
             raise ValueError(f"only one of ragged, pairs, candidates and views can hold, got {self.name}")
         if self.masked and (self.ragged or self.views):
             raise ValueError(f"masked documents are padded, not ragged or views, got {self.name}")
+        if self.codec and (self.candidates or self.views or self.train):
+            raise ValueError(f"codes are measured on padded and ragged documents, and not trained, got {self.name}")
         if self.winners and self.train:
             raise ValueError(f"winners and train are measured apart, got {self.name}")
 
@@ -91,6 +94,22 @@ def parse(name: str) -> Case:
     NQ, LQ, ND, LD, D = map(int, sizes)
     present = {flag: flag in flags for flag in FLAGS}
     return Case(NQ, LQ, ND, LD, D, dtype, codec=codecs[0] if codecs else None, **present)
+
+
+def described(queries: str, documents: str, width: int = 128, dtype: str = "float16", **flags: bool) -> Case:
+    """`Case` of what a user has: `described("128x32", "10000x300", dtype="int8")`. A codec as dtype: documents as its
+    codes, queries in float16. ValueError for sizes that are none, and as `Case`."""
+    sizes: list[int] = []
+    for name, given in (("queries", queries), ("documents", documents)):
+        found = re.fullmatch(r"(\d+)x(\d+)", given)
+        if not found:
+            raise ValueError(f"{name} are given as COUNTxTOKENS, such as 128x32, got {given!r}")
+        sizes += map(int, found.groups())
+    if dtype not in DTYPES + CODECS:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES + CODECS)}, got {dtype!r}")
+    codec = dtype if dtype in CODECS else None
+    NQ, LQ, ND, LD = sizes
+    return Case(NQ, LQ, ND, LD, width, "float16" if codec else dtype, codec=codec, **flags)
 
 
 def _cases(names: str) -> tuple[Case, ...]:
@@ -157,6 +176,37 @@ SUITES: dict[str, tuple[Case, ...]] = {
         64x1024-64x1024-d128-float32-train
         128x1024-128x1024-d128-float32-train
         32x32-32x300-d128-float32-candidates-train
+        """
+    ),
+    # Documents as codes, at both ends, and wide tokens as they are and as codes.
+    "codes": _cases(
+        """
+        1x32-10000x300-d128-float16-int8
+        1x1024-5000x1024-d128-float16-int8
+        1x32-10000x300-d128-float16-fp8
+        1x1024-5000x1024-d128-float16-fp8
+        1x32-10000x300-d128-float16-residual2
+        1x1024-5000x1024-d128-float16-residual2
+        1x32-10000x300-d128-float16-pq16
+        1x1024-5000x1024-d128-float16-pq16
+        128x32-10000x300-d128-float16-int8
+        1x32-20000x97-d128-float16-ragged-int8
+        """
+    ),
+    "wide": _cases(
+        """
+        1x32-5000x300-d256-float16
+        1x32-4000x300-d320-float16
+        1x32-4000x300-d384-float16
+        1x32-4000x300-d768-float16
+        1x32-2000x300-d1024-float16
+        1x32-1000x300-d2560-float16
+        1x32-500x300-d4096-float16
+        1x32-8000x300-d320-float16-int8
+        1x32-4000x300-d768-float16-int8
+        1x32-4000x300-d1024-float16-int8
+        1x32-2000x300-d2560-float16-int8
+        1x32-1000x300-d4096-float16-int8
         """
     ),
     # The smallest real call, and its steps: the host's path is the product there.

@@ -16,14 +16,22 @@ from typing import NoReturn
 import torch
 
 from ..devices import device_of
-from . import figure2
-from .cases import SUITES, Case, parse
+from . import figure2, plot
+from .cases import CODECS, DTYPES, SUITES, Case, described, parse
 from .ceilings import Ceilings
 from .records import environment, read, write
 from .run import CONTENDERS, SUITE_CONTENDERS, Outcome, Poisoned, contender, default_contenders, run_case
 from .table import case_table, summary
 
 FIGURE2 = "figure2"
+OWN_HELP = {
+    "ragged": "documents of different lengths, packed",
+    "masked": "padded queries and documents of different lengths, with masks",
+    "winners": "which token won, not only scores",
+    "pairs": "query i with document i only",
+    "candidates": "as many documents of each query's own",
+    "train": "the gradients of both sides too",
+}
 MOST_FLOP_ON_A_CPU = 1e11  # of a suite's case: about a second a call, and the truth takes many
 
 
@@ -41,6 +49,15 @@ def _parser(program: str = "python -m maxsim.bench") -> argparse.ArgumentParser:
         "forward where there is a CUDA GPU and cpu where there is none; figure2, by itself, draws latency and memory "
         "over the number of documents",
     )
+    own = parser.add_argument_group("a problem of your own")
+    own.add_argument("--queries", metavar="COUNTxTOKENS", help="such as 128x32; with --documents, in place of names")
+    own.add_argument("--documents", metavar="COUNTxTOKENS", help="such as 10000x300; of ragged ones the mean length")
+    own.add_argument("--dim", type=int, default=128, help="width of a token (128)")
+    kinds = ", ".join(DTYPES + CODECS)
+    own.add_argument("--dtype", default="float16", help=f"{kinds}; of codes the queries are float16")
+    for flag in ("ragged", "masked", "winners", "pairs", "candidates", "train"):
+        own.add_argument(f"--{flag}", action="store_true", help=OWN_HELP[flag])
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the times as well (.png or .svg)")
     parser.add_argument("--contenders", help="names separated by commas instead of the usual ones of each case")
     parser.add_argument("--seconds", type=float, help="time for one case (2; 8 on a CPU), compilation not counted")
     parser.add_argument("--device", help="cuda or cpu (cuda where there is one, but the cpu suite runs on the CPU)")
@@ -61,6 +78,11 @@ def cases_of(what: Sequence[str]) -> list[Case]:
         for case in SUITES[name] if name in SUITES else (parse(name),):
             cases.setdefault(case.name, case)
     return list(cases.values())
+
+
+def _own(options: argparse.Namespace) -> Case:
+    flags = {flag: True for flag in OWN_HELP if getattr(options, flag)}
+    return described(options.queries, options.documents, options.dim, options.dtype, **flags)
 
 
 def too_large(what: Sequence[str]) -> str | None:
@@ -97,18 +119,23 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     parser = _parser(program)
     options = parser.parse_args(argv)
     here = "forward" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
-    options.what = options.what or [here]
+    own = options.queries is not None or options.documents is not None
+    if own and (options.what or options.queries is None or options.documents is None):
+        parser.error("a problem of your own takes --queries and --documents, and no names")
+    options.what = options.what or ([] if own else [here])
     drawn = options.what == [FIGURE2]
-    if drawn and importlib.util.find_spec("matplotlib") is None:
-        parser.error("figure2 needs matplotlib: pip install .[plot]")
+    if options.plot is not None and options.plot.suffix not in (".png", ".svg"):
+        parser.error(f"--plot writes .png or .svg, got {options.plot.name}")
+    if (drawn or options.plot) and importlib.util.find_spec("matplotlib") is None:
+        parser.error(f"{'figure2' if drawn else '--plot'} needs matplotlib: pip install .[plot]")
     try:
-        cases = [] if drawn else cases_of(options.what)
+        cases = [_own(options)] if own else [] if drawn else cases_of(options.what)
         chosen = options.contenders.split(",") if options.contenders else [*figure2.CONTENDERS] if drawn else None
         for name in chosen or ():
             contender(name)
     except ValueError as error:
         parser.error(str(error))
-    on_cpu = not torch.cuda.is_available() or all(name == "cpu" for name in options.what)
+    on_cpu = not torch.cuda.is_available() or (bool(options.what) and all(name == "cpu" for name in options.what))
     try:
         device = device_of(options.device or ("cpu" if on_cpu else "cuda"))
     except ValueError as error:
@@ -172,6 +199,8 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
             path = write(records, folder, label, append)
             append = True
     print(f"\n{summary(outcomes)}")
+    if options.plot:
+        print(f"\ndrawn: {plot.draw(outcomes, options.plot)}")
     if path:
         print(f"\nrecord: {path}")
         if label == FIGURE2:
@@ -184,7 +213,7 @@ def _carry_on(options: argparse.Namespace, cases: Sequence[Case]) -> NoReturn:
     command = [sys.executable, "-m", "maxsim.bench", *(case.name for case in cases), "--as", options.label]
     for skipped in options.skip:
         command += ["--skip", skipped]
-    for name in ("contenders", "seconds", "device", "threads", "out", "commit"):
+    for name in ("contenders", "seconds", "device", "threads", "out", "commit", "plot"):
         if getattr(options, name) is not None:
             command += [f"--{name}", str(getattr(options, name))]
     command += ["--append"] if options.append else []

@@ -7,7 +7,7 @@ scores (`[NQ, ND]`; pairs `[P]`), winners `(index, similarity)` of `[NQ, ND, LQ]
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -72,30 +72,42 @@ def gradients_of(score: Callable[[Tensor, Tensor], Tensor], inputs: Inputs, docu
 # Ours
 
 
-def prepare_maxsim(inputs: Inputs, backend: str | None = None) -> Call:
+def prepare_maxsim(inputs: Inputs, backend: str | None = None, coded: bool = True) -> Call:
     import maxsim
 
     case = inputs.case
-    if case.codec:
-        raise Unavailable(f"{case.codec} documents are not served yet")
     options: dict[str, Any] = {"backend": backend}
     if case.masked:
         options |= {"query_mask": inputs.query_mask, "document_mask": inputs.document_mask}
-
-    def form(documents: Tensor) -> Any:
-        if case.ragged:
-            return maxsim.Packed(documents, inputs.offsets, max_length=inputs.max_length)
-        if case.views:
-            return maxsim.Views(documents, inputs.starts, inputs.lengths, max_length=inputs.max_length)
-        return documents
 
     function: Any = maxsim.score_pairs if case.pairs else maxsim.matches if case.winners else maxsim.score
     if case.winners and case.pairs:
         raise Unavailable("no winners of pairs")
     if case.train:
-        return gradients_of(lambda queries, documents: function(queries, form(documents), **options), inputs)
-    documents = form(inputs.documents)
+        return gradients_of(lambda queries, documents: function(queries, inputs.form(documents), **options), inputs)
+    documents = inputs.codes if case.codec and coded else inputs.form(inputs.documents)
     return lambda: function(inputs.queries, documents, **options)
+
+
+def prepare_float(inputs: Inputs) -> Call:
+    """Ours on the documents as they were before they became codes."""
+    if not inputs.case.codec:
+        raise Unavailable("differs for documents as codes only")
+    return prepare_maxsim(inputs, coded=False)
+
+
+def prepare_saving(inputs: Inputs) -> Call:
+    """The forward of a training step: it keeps the winners, in 16 bits where documents are short."""
+    case = inputs.case
+    if case.winners or case.train or case.codec:
+        raise Unavailable("differs where scores have a gradient")
+    call = prepare_maxsim(replace(inputs, queries=inputs.queries.detach().requires_grad_()))
+
+    def run() -> Any:
+        with torch.enable_grad():
+            return call().detach()
+
+    return run
 
 
 # Largest ‖grad − right‖ / ‖right‖ of ours beside float64 gradients of the same winners: what rounding the result takes.
@@ -148,8 +160,14 @@ def gradients_of_winners(inputs: Inputs) -> tuple[Tensor, Tensor]:
 # What people write
 
 
+def _no_codes(inputs: Inputs) -> None:
+    if inputs.case.codec:
+        raise Unavailable("for documents as they are")
+
+
 def padded(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     """All documents padded, with a mask where lengths differ; not for gradients, which would have another layout."""
+    _no_codes(inputs)
     if inputs.starts is None:
         return inputs.documents, inputs.document_mask
     if inputs.case.train:
@@ -258,6 +276,7 @@ def prepare_loop(inputs: Inputs) -> Call:
 
 def prepare_three_calls(inputs: Inputs) -> Call:
     """matmul, amax, sum: the shortest path of the host."""
+    _no_codes(inputs)
     case = inputs.case
     if case.NQ != 1 or not case.plain or case.masked or case.winners or case.train:
         raise Unavailable("written for one query and padded documents")
@@ -267,6 +286,7 @@ def prepare_three_calls(inputs: Inputs) -> Call:
 
 def prepare_matmul(inputs: Inputs) -> Call:
     """The matrix product alone, in the faster of its two orientations: a ceiling, not an answer."""
+    _no_codes(inputs)
     case = inputs.case
     if case.pairs or case.candidates or case.views or case.train:
         raise Unavailable("the product of all tokens is another problem")
@@ -284,6 +304,7 @@ def prepare_matmul(inputs: Inputs) -> Call:
 
 def prepare_blocks(inputs: Inputs, size: int) -> Call:
     """matmul in blocks of documents small enough for the cache, on a CPU."""
+    _no_codes(inputs)
     case = inputs.case
     if case.pairs or case.candidates or case.winners or case.train or case.masked:
         raise Unavailable("written for scores of all documents")
@@ -332,6 +353,8 @@ OURS = (
     Contender("maxsim", prepare_maxsim, DTYPES, wrong=wrong_gradients),
     _ours_at("high"),
     _ours_at("medium"),
+    Contender("maxsim-saving", prepare_saving, DTYPES),
+    Contender("maxsim-float", prepare_float, scored=False),
 )
 PLAIN = (
     Contender("naive", prepare_naive, ("float32",)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class Inputs:
     query_mask, document_mask: boolean prefix masks of padded tensors, True = keep, or None.
     starts, lengths: int64 `[ND]`, where ragged documents and views lie in `documents`, or None.
     upstream: float32, the gradient of the scores, or None.
+    codes: the documents as `maxsim.Quantized`, or None.
     """
 
     case: Case
@@ -33,6 +35,7 @@ class Inputs:
     starts: Tensor | None = None
     lengths: Tensor | None = None
     upstream: Tensor | None = None
+    codes: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -49,6 +52,31 @@ class Inputs:
         """Tokens of the longest document."""
         return self.case.LD if self.lengths is None else int(self.lengths.max())
 
+    def form(self, documents: Tensor) -> Any:
+        """These documents as functions of ours take them."""
+        import maxsim
+
+        if self.case.ragged:
+            return maxsim.Packed(documents, self.offsets, max_length=self.max_length)
+        if self.case.views:
+            return maxsim.Views(documents, self.starts, self.lengths, max_length=self.max_length)
+        return documents
+
+    def decoded(self) -> Inputs:
+        """What the codes stand for: itself without codes, else the problem whose scores those of codes are."""
+        if self.codes is None:
+            return self
+        import maxsim
+
+        queries, documents = self.queries, self.codes.dequantize(self.queries.dtype)
+        if self.codes.parameters.scaled:  # then query tokens are codes too, each with its own scale
+            documents = self.codes.dequantize()
+            single = maxsim.quantize(queries.flatten(0, 1)[:, None], self.codes.codec)
+            queries = single.dequantize().view(queries.shape)  # type: ignore[union-attr]
+        if isinstance(documents, maxsim.Packed):
+            documents = documents.tokens
+        return replace(self, queries=queries, documents=documents)
+
     def block(self, documents: slice) -> tuple[Tensor, Tensor | None]:
         """Some documents, padded, whatever the layout: `[n, L, D]` and a mask `[n, L]` or None."""
         if self.starts is None or self.lengths is None:
@@ -63,8 +91,11 @@ class Inputs:
 
 def work(inputs: Inputs) -> tuple[float, float]:
     """The least a forward does: floating-point operations, and bytes read once and written once, padding excluded."""
-    case, width = inputs.case, inputs.queries.element_size() * inputs.case.D
+    case = inputs.case
+    width = of_query = inputs.queries.element_size() * case.D  # bytes of a token
     query_lengths = torch.full((case.NQ,), case.LQ) if inputs.query_mask is None else inputs.query_mask.sum(-1).cpu()
+    if inputs.codes is not None:
+        width = inputs.codes.bytes_a_token
     if inputs.lengths is not None:
         document_tokens = int(inputs.lengths.sum())
     elif inputs.document_mask is not None:
@@ -80,7 +111,8 @@ def work(inputs: Inputs) -> tuple[float, float]:
         products = int(query_lengths.sum()) * document_tokens
         scores = case.NQ * case.ND
     written = scores * 4 + (scores * case.LQ * 12 if case.winners else 0)  # a winner: int64 index, float32 similarity
-    return 2.0 * case.D * products, float((int(query_lengths.sum()) + document_tokens) * width + written)
+    read = int(query_lengths.sum()) * of_query + document_tokens * width
+    return 2.0 * case.D * products, float(read + written)
 
 
 def make(case: Case, device: torch.device | str) -> Inputs:
@@ -105,7 +137,7 @@ def make(case: Case, device: torch.device | str) -> Inputs:
     if case.masked:
         query_mask = _prefix((case.NQ,), 0.4, case.LQ, generator)
         document_mask = _prefix(document_shape[:-1], 0.3, case.LD, generator)
-    return Inputs(
+    made = Inputs(
         case,
         _tokens((case.NQ, case.LQ), case.D, dtype, generator),
         _tokens(document_shape, case.D, dtype, generator),
@@ -115,6 +147,24 @@ def make(case: Case, device: torch.device | str) -> Inputs:
         lengths,
         torch.randn(shape[:1] if case.pairs else shape, generator=generator, device=device) if case.train else None,
     )
+    return made if case.codec is None else replace(made, codes=_codes(made))
+
+
+# Of `maxsim.quantize`, by a case's codec.
+QUANTIZE: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": ("int8", {}),
+    "fp8": ("fp8", {}),
+    "residual2": ("residual", {"bits": 2}),
+    "pq16": ("pq", {"parts": 16}),
+}
+
+
+def _codes(inputs: Inputs) -> Any:
+    import maxsim
+
+    assert inputs.case.codec is not None
+    codec, options = QUANTIZE[inputs.case.codec]
+    return maxsim.quantize(inputs.form(inputs.documents), codec, inputs.document_mask, **options)
 
 
 def _prefix(shape: tuple[int, ...], shortest: float, longest: int, generator: torch.Generator) -> Tensor:

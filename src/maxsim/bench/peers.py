@@ -21,9 +21,8 @@ FLASH, LIK = "flash-maxsim==0.3.0", "late-interaction-kernels==0.4.5"
 MAXSIM_CPU, NUMKONG = "maxsim-cpu==0.1.0", "numkong==7.8.6"
 
 
-def _load(module: str, requirement: str, inputs: Inputs, device: str) -> Any:
-    if inputs.case.codec:
-        raise Unavailable(f"{inputs.case.codec} is not measured yet")
+def load(module: str, requirement: str, inputs: Inputs, device: str) -> Any:
+    """An installed library, for a device."""
     if inputs.device.type != device:
         raise Unavailable("needs a CUDA GPU" if device == "cuda" else "runs on the CPU only")
     try:
@@ -34,6 +33,13 @@ def _load(module: str, requirement: str, inputs: Inputs, device: str) -> Any:
         raise Unavailable(f"does not import: {error}") from error
 
 
+def _floats(module: str, requirement: str, inputs: Inputs, device: str) -> Any:
+    """An installed library that is measured on documents as they are."""
+    if inputs.case.codec:
+        raise Unavailable("for documents as they are")
+    return load(module, requirement, inputs, device)
+
+
 def _lengths(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.sum(-1, dtype=torch.int32).flatten()
 
@@ -42,7 +48,7 @@ def _lengths(mask: Tensor | None) -> Tensor | None:
 
 
 def prepare_flash(inputs: Inputs) -> Call:
-    flash = _load("flash_maxsim", FLASH, inputs, "cuda")
+    flash = _floats("flash_maxsim", FLASH, inputs, "cuda")
     case, queries, documents = inputs.case, inputs.queries, inputs.documents
     if case.winners:
         raise Unavailable("returns no winners")
@@ -86,7 +92,7 @@ def _each_query(queries: Tensor, score: Callable[[Tensor], Tensor]) -> Call:
 
 def prepare_flash_persistent(inputs: Inputs) -> Call:
     """Its kernel for documents of unequal lengths, padded."""
-    flash = _load("flash_maxsim", FLASH, inputs, "cuda")
+    flash = _floats("flash_maxsim", FLASH, inputs, "cuda")
     case = inputs.case
     if not (case.ragged or case.masked) or case.pairs or case.candidates or case.winners or case.train:
         raise Unavailable("for documents of unequal lengths")
@@ -98,7 +104,7 @@ def prepare_flash_persistent(inputs: Inputs) -> Call:
 
 
 def prepare_flash_splitk(inputs: Inputs) -> Call:
-    flash = _load("flash_maxsim", FLASH, inputs, "cuda")
+    flash = _floats("flash_maxsim", FLASH, inputs, "cuda")
     case = inputs.case
     if case.NQ != 1 or not case.plain or case.masked or case.winners or case.train:
         raise Unavailable("for one query and padded documents")
@@ -125,7 +131,7 @@ def prepare_flash_invgrid(inputs: Inputs) -> Call:
 
 
 def prepare_lik(inputs: Inputs, backward: str = "auto") -> Call:
-    lik = _load("late_interaction_kernels", LIK, inputs, "cuda")
+    lik = _floats("late_interaction_kernels", LIK, inputs, "cuda")
     case, queries, documents = inputs.case, inputs.queries, inputs.documents
     if backward != "auto" and not case.train:
         raise Unavailable("differs in training only")
@@ -181,7 +187,14 @@ def _lik_crashes(case: Case, device: str) -> bool:
 
 def _one_query(inputs: Inputs) -> None:
     case = inputs.case
-    if case.dtype != "float32" or not (case.plain or case.ragged) or case.masked or case.winners or case.train:
+    if (
+        case.codec
+        or case.dtype != "float32"
+        or not (case.plain or case.ragged)
+        or case.masked
+        or case.winners
+        or case.train
+    ):
         raise Unavailable("for float32 scores of padded or ragged documents")
     if case.NQ != 1:
         raise Unavailable("takes one query")
@@ -212,7 +225,7 @@ def prepare_numpy(inputs: Inputs) -> Call:
 
 def prepare_maxsim_cpu(inputs: Inputs) -> Call:
     _one_query(inputs)
-    library = _load("maxsim_cpu", MAXSIM_CPU, inputs, "cpu")
+    library = _floats("maxsim_cpu", MAXSIM_CPU, inputs, "cpu")
     query = inputs.queries[0].numpy()
     if inputs.case.ragged:
         documents = _documents(inputs)
@@ -224,7 +237,7 @@ def prepare_maxsim_cpu(inputs: Inputs) -> Call:
 def prepare_numkong(inputs: Inputs) -> Call:
     """One thread; documents packed before. It sums angular distances of unit vectors, 1 − similarity."""
     _one_query(inputs)
-    library = _load("numkong", NUMKONG, inputs, "cpu")
+    library = _floats("numkong", NUMKONG, inputs, "cpu")
     query = library.maxsim_pack(inputs.queries[0].numpy(), dtype="f32")
     documents = [library.maxsim_pack(document, dtype="f32") for document in _documents(inputs)]
     LQ = inputs.case.LQ

@@ -14,6 +14,7 @@ import torch
 
 from .cases import Case
 from .ceilings import Ceilings
+from .coded_peers import CODED_PEERS
 from .contenders import OURS, PLAIN, Contender, Unavailable, prepare_maxsim
 from .host import STEPS
 from .inputs import make, work
@@ -22,7 +23,7 @@ from .records import Environment, Record, read
 from .timer import Call, Timing, first_call, measure, peak_mib
 from .truth import allowed, truth
 
-CONTENDERS = {contender.name: contender for contender in (*OURS, *STEPS, *PLAIN, *PEERS)}
+CONTENDERS = {contender.name: contender for contender in (*OURS, *STEPS, *PLAIN, *PEERS, *CODED_PEERS)}
 _CHILD_SECONDS = 240
 
 
@@ -60,7 +61,8 @@ class Outcome:
     @property
     def floor_ms(self) -> tuple[float, str]:
         """The larger of the two limits at this run's ceilings, and which it is."""
-        arithmetic, traffic = self.flop / self.gemm_tflops / 1e9, self.bytes / self.copy_tbps / 1e9
+        rate = self.gemm_tflops * (2 if self.case.codec in ("int8", "fp8") else 1)  # what tensor cores make of codes
+        arithmetic, traffic = self.flop / rate / 1e9, self.bytes / self.copy_tbps / 1e9
         return (arithmetic, "gemm") if arithmetic > traffic else (traffic, "copy")
 
     def records(self, environment: Environment) -> list[Record]:
@@ -105,6 +107,8 @@ def default_contenders(case: Case, device: torch.device) -> list[str]:
     """Ours, and all whose times say something about a case."""
     if device.type == "cpu":
         return ["maxsim", "matmul", "naive", "numpy", "blocks16", "blocks4", "maxsim-cpu", "numkong"]
+    if case.codec:
+        return ["maxsim", "maxsim:triton", "maxsim-float", *(peer.name for peer in CODED_PEERS)]
     ours, naive = ["maxsim"], ["naive"]
     if case.dtype == "float32":
         ours, naive = [*ours, "maxsim-high", "maxsim-medium"], [*naive, "naive-high", "naive-medium"]

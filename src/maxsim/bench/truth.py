@@ -16,6 +16,9 @@ from .inputs import Inputs, blocks
 # token of 1,024 moves a score by 2e-5. A contender that rounds similarities or inputs gets one unit of that rounding.
 EXACT, TF32 = 2.0**-18, 2.0**-13
 ROUNDED = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-11}
+# Of documents as codes the truth is the score of what codes stand for. Tensor cores drop bits of sums of e4m3; others
+# quantise their own way.
+SUMS_OF_E4M3, OWN_CODES = 2.0**-12, 2.0**-6
 
 # Largest ‖grad − right‖ / ‖right‖. A rounded similarity changes winners: plain bfloat16 moves a third of the gradient.
 # Unrelated gradients are off by 1 or more.
@@ -26,6 +29,10 @@ def allowed(case: Case, exact: bool, tf32: bool = False) -> float:
     """The largest `Truth.error` of a contender that keeps float32 similarities (`exact`), or rounds them."""
     if case.train:
         return GRADIENT_ROUNDED if not exact else GRADIENT_TF32 if tf32 else GRADIENT_EXACT
+    if case.codec and not exact:
+        return OWN_CODES * case.LQ
+    if case.codec == "fp8":
+        return SUMS_OF_E4M3 * (1 if case.winners else case.LQ)
     share = ROUNDED[case.dtype] if not exact else TF32 if tf32 else EXACT
     return share * (1 if case.winners else case.LQ)  # tokens are unit vectors: Σ‖q‖‖d‖ is LQ
 
@@ -57,6 +64,7 @@ class Truth:
 
 def truth(inputs: Inputs) -> Truth:
     """Every score in float64, and the gradients: seconds, on a GPU or for the cases meant for a CPU."""
+    inputs = inputs.decoded()
     if not inputs.case.train:
         with torch.no_grad():
             return Truth(inputs, _scores(inputs))
@@ -66,7 +74,7 @@ def truth(inputs: Inputs) -> Truth:
     scores = []
     with torch.enable_grad():
         leaves = replace(inputs, queries=queries, documents=documents)
-        for part, similarities in _pieces(leaves):
+        for part, similarities in pieces(leaves):
             piece = _reduce(similarities, inputs, part)
             upstream = inputs.upstream[part[0]] if inputs.case.pairs else inputs.upstream[part]
             torch.autograd.backward(piece, upstream.reshape(piece.shape).double())
@@ -77,7 +85,7 @@ def truth(inputs: Inputs) -> Truth:
 
 
 def _scores(inputs: Inputs) -> Tensor:
-    return _assemble(inputs, [(part, _reduce(piece, inputs, part)) for part, piece in _pieces(inputs)])
+    return _assemble(inputs, [(part, _reduce(piece, inputs, part)) for part, piece in pieces(inputs)])
 
 
 def _assemble(inputs: Inputs, pieces: list[tuple[tuple[slice, slice], Tensor]]) -> Tensor:
@@ -95,7 +103,7 @@ def _reduce(similarities: Tensor, inputs: Inputs, part: tuple[slice, slice]) -> 
     return best.sum(1)
 
 
-def _pieces(inputs: Inputs) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+def pieces(inputs: Inputs) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
     """Parts of the result (rows, columns) with float64 similarities `[nq, LQ, n, L]`, −inf where masked; a GiB each."""
     case, cells = inputs.case, 2**27 if inputs.device.type == "cuda" else 2**24
     if case.pairs or case.candidates:
@@ -128,7 +136,7 @@ def _winners_error(inputs: Inputs, index: Tensor, similarity: Tensor | None) -> 
     case, worst = inputs.case, torch.zeros((), dtype=torch.float64, device=inputs.device)
     index = index.reshape(case.NQ, case.ND, case.LQ)
     with torch.no_grad():
-        for part, similarities in _pieces(inputs):
+        for part, similarities in pieces(inputs):
             chosen = index[part].transpose(1, 2)  # [nq, LQ, n]
             inside = (chosen >= 0) & (chosen < similarities.shape[-1])
             found = similarities.gather(-1, chosen.where(inside, 0).long()[..., None])[..., 0]

@@ -1,8 +1,26 @@
 """The corpus on disk: immutable segments of tokens and a SQLite catalogue. Knows nothing of scoring."""
 
-from .documents import Id
+from .checking import problems_of
+from .coding import Coding
+from .documents import Id, id_list
 from .errors import CorpusError
+from .gathering import gathered
+from .reading import Document, Info, Reader, Selection, Snapshot
 from .segments import Segment
-from .store import Document, Info, Store
+from .store import Store
 
-__all__ = ["CorpusError", "Document", "Id", "Info", "Segment", "Store"]
+__all__ = [
+    "Coding",
+    "CorpusError",
+    "Document",
+    "Id",
+    "Info",
+    "Reader",
+    "Segment",
+    "Selection",
+    "Snapshot",
+    "Store",
+    "gathered",
+    "id_list",
+    "problems_of",
+]

@@ -10,19 +10,19 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 from .errors import CorpusError
-from .segments import DTYPES, SegmentRecord
 
-FORMAT = 1
+FORMAT = 2
 APPLICATION = 0x6D617873  # "maxs": tells this catalogue from any other SQLite file
 FILE = "catalogue.sqlite"
 WAIT_SECONDS = 60.0  # how long a second writer waits for the first
 
-# A document's position is its place in the order of adding, and never used again. `id` has no type, so 1 and "1" are
-# two ids. A deleted document keeps its row: a reader that still holds the earlier snapshot can name its hits. `cut`
-# names documents of which only the beginning was encoded; corpora made before it came do without.
+# Tables of format 1. A document's position is its place in the order of adding, and never used again. `id` has no type,
+# so 1 and "1" are two ids. A deleted document keeps its row until `compact`: a reader that still holds the earlier
+# snapshot can name its hits. `cut` names documents of which only the beginning was encoded; corpora made before it came
+# do without.
 SCHEMA = """
 CREATE TABLE corpus (dim INTEGER NOT NULL, dtype TEXT NOT NULL, encoder TEXT, generation INTEGER NOT NULL);
 CREATE TABLE segments (
@@ -37,12 +37,20 @@ CREATE INDEX tombstones ON documents (position) WHERE deleted = 1;
 CREATE TABLE cut (position INTEGER PRIMARY KEY);
 """
 
-
-class Settings(NamedTuple):
-    dim: int
-    dtype: str
-    encoder: str | None
-    generation: int
+# What format 2 has more: how codes are made, positions and numbers given so far (which outlive what `compact` drops),
+# the last position of a segment, since a compacted one has gaps, and the tables that codes are decoded by. A corpus of
+# format 1 is read as it is, and becomes one of format 2 with its next change.
+TO_FORMAT_2 = """
+ALTER TABLE corpus ADD COLUMN exact TEXT;
+ALTER TABLE corpus ADD COLUMN options TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE corpus ADD COLUMN positions INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE corpus ADD COLUMN numbers INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE segments ADD COLUMN last INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE codebook (file TEXT NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL);
+UPDATE segments SET last = first + documents - 1;
+UPDATE corpus SET positions = (SELECT coalesce(max(last) + 1, 0) FROM segments),
+    numbers = (SELECT coalesce(max(number), 0) FROM segments);
+"""
 
 
 class Catalogue:
@@ -55,8 +63,9 @@ class Catalogue:
         """Whether there is no catalogue; a file left empty by an interrupted creation counts as none."""
         return not self.path.is_file() or not self.path.stat().st_size
 
-    def create(self, dim: int, dtype: str, encoder: str | None) -> None:
-        """Makes the tables where the catalogue is absent.
+    @contextmanager
+    def creating(self) -> Iterator[sqlite3.Connection]:
+        """Makes the tables where the catalogue is absent; with what the block adds there is a corpus when it ends.
 
         Raises:
             FileExistsError: there is a corpus already.
@@ -65,9 +74,9 @@ class Catalogue:
             db.execute("BEGIN IMMEDIATE")
             if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise FileExistsError(f"{self.path.parent} already holds a corpus")
-            for statement in SCHEMA.strip().split(";\n"):
-                db.execute(statement)
-            db.execute("INSERT INTO corpus VALUES (?, ?, ?, 0)", (dim, dtype, encoder))
+            _execute(db, SCHEMA)
+            _execute(db, TO_FORMAT_2)
+            yield db
             db.execute(f"PRAGMA application_id = {APPLICATION}")
             db.execute(f"PRAGMA user_version = {FORMAT}")
             db.execute("COMMIT")
@@ -97,7 +106,9 @@ class Catalogue:
             db.execute("PRAGMA synchronous = EXTRA")
             db.execute("PRAGMA cache_spill = OFF")  # a large change must not lock readers out before its commit
             db.execute("BEGIN IMMEDIATE")
-            self._check_format(db)
+            if self._check_format(db) < FORMAT:
+                _execute(db, TO_FORMAT_2)
+                db.execute(f"PRAGMA user_version = {FORMAT}")
             yield db
             db.execute("UPDATE corpus SET generation = generation + 1")
             db.execute("COMMIT")
@@ -131,9 +142,9 @@ class Catalogue:
         what = f"its {FILE} is empty" if self.path.is_file() else f"it has no {FILE}"
         raise FileNotFoundError(f"{folder} is not a corpus: {what}")
 
-    def _check_format(self, db: sqlite3.Connection) -> None:
+    def _check_format(self, db: sqlite3.Connection) -> int:
         application = db.execute("PRAGMA application_id").fetchone()[0]
-        version = db.execute("PRAGMA user_version").fetchone()[0]
+        version = format_of(db)
         if self.absent():  # SQLite has just undone an interrupted creation
             self._raise_absent()
         size = self.path.stat().st_size
@@ -146,67 +157,13 @@ class Catalogue:
             raise CorpusError(
                 f"{self.path}: format {version}, this version of maxsim reads up to {FORMAT}; upgrade maxsim"
             )
+        return version
 
 
-def settings(db: sqlite3.Connection, path: Path) -> Settings:
-    row = db.execute("SELECT dim, dtype, encoder, generation FROM corpus").fetchone()
-    if row is None or row[1] not in DTYPES or not isinstance(row[0], int) or row[0] < 1:
-        raise CorpusError(f"{path}: unreadable settings {row}")
-    return Settings(*row)
+def format_of(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def segment_records(db: sqlite3.Connection) -> list[SegmentRecord]:
-    columns = "number, first, documents, tokens, bytes, sha256, deleted"
-    return [SegmentRecord(*row) for row in db.execute(f"SELECT {columns} FROM segments ORDER BY number")]
-
-
-def insert_segment(db: sqlite3.Connection, record: SegmentRecord) -> None:
-    values = (record.number, record.first, record.documents, record.tokens, record.bytes, record.sha256, record.deleted)
-    db.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-
-
-def insert_document(
-    db: sqlite3.Connection, position: int, id: str | int, text: str | None, metadata: str | None
-) -> None:
-    """Raises ValueError for an id that is there already."""
-    try:
-        db.execute("INSERT INTO documents VALUES (?, ?, ?, ?, 0)", (position, id, text, metadata))
-    except sqlite3.IntegrityError:
-        raise ValueError(
-            f"id {id!r} is already in the corpus, or twice among the new ones; nothing was added"
-        ) from None
-
-
-def _counts_cut(db: sqlite3.Connection) -> bool:
-    return bool(db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'cut'").fetchone()[0])
-
-
-def insert_cut(db: sqlite3.Connection, position: int) -> None:
-    if _counts_cut(db):
-        db.execute("INSERT INTO cut VALUES (?)", (position,))
-
-
-def count_cut(db: sqlite3.Connection) -> int | None:
-    """Documents of which only the beginning was encoded; None where this is not kept."""
-    if not _counts_cut(db):
-        return None
-    query = "SELECT count(*) FROM cut JOIN documents USING (position) WHERE deleted = 0"
-    return int(db.execute(query).fetchone()[0])
-
-
-def find(db: sqlite3.Connection, id: str | int, columns: str = "position") -> Any:
-    """The chosen columns of a document that is not deleted, None if there is none."""
-    return db.execute(f"SELECT {columns} FROM documents WHERE id = ? AND deleted = 0", (id,)).fetchone()
-
-
-def deleted_rows(db: sqlite3.Connection, record: SegmentRecord) -> list[int]:
-    query = "SELECT position FROM documents WHERE deleted = 1 AND position >= ? AND position < ?"
-    return [row[0] - record.first for row in db.execute(query, (record.first, record.first + record.documents))]
-
-
-def tombstone(db: sqlite3.Connection, position: int) -> None:
-    db.execute("UPDATE documents SET deleted = 1, text = NULL, metadata = NULL WHERE position = ?", (position,))
-    db.execute(
-        "UPDATE segments SET deleted = deleted + 1 WHERE first <= ? AND ? < first + documents",
-        (position, position),
-    )
+def _execute(db: sqlite3.Connection, script: str) -> None:
+    for statement in script.strip().split(";\n"):
+        db.execute(statement)

@@ -72,15 +72,18 @@ def documents_of(embeddings: object) -> tuple[int | None, Iterator[Tensor]]:
         items = embeddings  # a mapped array is read document by document
     else:
         items = _iterable(embeddings, "embeddings")
-    return _count(items), (_document(item, number) for number, item in enumerate(items))
+    return _count(items), (document_of(item, number) for number, item in enumerate(items))
 
 
 def together(
     ids: object, embeddings: object, texts: object = None, metadata: object = None, cut: object = None
-) -> Iterator[tuple[Any, Tensor, Any, Any, Any]]:
-    """One row a document; ValueError when one input ends before another (at once where lengths are known)."""
-    count, documents = documents_of(embeddings)
-    given: dict[str, Iterable[Any]] = {"ids": _ids(ids), "embeddings": documents}
+) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+    """One row a document, None for what is not given; ValueError when one input ends before another (at once where
+    lengths are known)."""
+    given: dict[str, Iterable[Any]] = {"ids": _ids(ids)}
+    count = None
+    if embeddings is not None:
+        count, given["embeddings"] = documents_of(embeddings)
     if texts is not None:
         given["texts"] = _iterable(texts, "texts")
     if metadata is not None:
@@ -94,7 +97,7 @@ def together(
     return _rows(given)
 
 
-def _rows(given: dict[str, Iterable[Any]]) -> Iterator[tuple[Any, Tensor, Any, Any, Any]]:
+def _rows(given: dict[str, Iterable[Any]]) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
     iterators = {name: iter(value) for name, value in given.items()}
     count = 0
     while True:
@@ -104,11 +107,12 @@ def _rows(given: dict[str, Iterable[Any]]) -> Iterator[tuple[Any, Tensor, Any, A
             return
         if ended:
             raise ValueError(f"{ended[0]} ended after {count}, the other inputs go on; nothing was added")
-        yield row["ids"], row["embeddings"], row.get("texts"), row.get("metadata"), row.get("cut")  # type: ignore[misc]
+        yield row["ids"], row.get("embeddings"), row.get("texts"), row.get("metadata"), row.get("cut")
         count += 1
 
 
-def _document(item: Any, number: int) -> Tensor:
+def document_of(item: Any, number: object) -> Tensor:
+    """A tensor of floats [L, D]; TypeError or ValueError for anything else."""
     tensor = as_tensor(item, f"embeddings[{number}]").detach()
     if tensor.ndim != 2:
         raise ValueError(
@@ -124,7 +128,7 @@ def _from_ragged(value: Packed | Views) -> Iterator[Tensor]:
     for number, (start, end) in enumerate(zip(value.starts.tolist(), value.ends.tolist(), strict=True)):
         if not 0 <= start <= end <= T:  # offsets given on a GPU have not been checked
             raise ValueError(f"embeddings[{number}] spans the tokens {start} to {end}, there are {T}")
-        yield _document(value.tokens[start:end], number)
+        yield document_of(value.tokens[start:end], number)
 
 
 def _count(value: object) -> int | None:

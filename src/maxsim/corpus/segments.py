@@ -1,15 +1,17 @@
-"""Segments: immutable safetensors files of packed tokens.
+"""Segments: immutable safetensors files of packed documents.
 
-A file holds `offsets`, int64 [N + 1], and `tokens`, [T, D] in the corpus' dtype; document n of the segment is
-`tokens[offsets[n]:offsets[n + 1]]`. It is written under another name, flushed to the disk and renamed, so a name that
-the catalogue knows always stands for a whole file. Reading maps the file: a page is read when it is scored.
+A file holds `offsets`, int64 [N + 1], and the tensors of the corpus' coding: of tokens a row each, [T, ...], document
+n having those from offsets[n] to offsets[n + 1], and of documents an entry each, [N]. One that compaction made has gaps
+in its documents' positions and holds these too, int64 [N]. It is written under another name, flushed to the disk and
+renamed, so a name that the catalogue knows always stands for a whole file. Reading maps the file: a page is read when
+it is scored.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,132 +20,165 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..quantized import Quantized
+from .coding import Coding, Shape, tables_of
 from .errors import CorpusError
+from .rows import FileRecord, SegmentRecord
 
-SEGMENT_BYTES = 256 << 20  # tokens of one segment, unless a single document is larger
-FINITE_CHECK = 1 << 22  # elements looked at in one go
-
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True)
-class SegmentRecord:
-    """What the catalogue knows of a segment. Its documents have the positions first … first + documents − 1."""
-
-    number: int
-    first: int
-    documents: int
-    tokens: int
-    bytes: int
-    sha256: str
-    deleted: int = 0
-
-    @property
-    def file(self) -> str:
-        return f"{self.number:08d}.safetensors"
+# Tokens of one segment before they are encoded, unless a single document is larger. With what stands beside them less
+# than a power of two, to which PyTorch rounds page-locked memory up.
+SEGMENT_BYTES = 240 << 20
+CODEBOOK = "codebook.safetensors"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """An open segment. `tokens` [T, D], `starts` and `lengths` int64 [N] lie on one device; `longest` is the largest
-    length; `kept` are the rows that are not deleted, None = all."""
+    """An open segment, mapped. `tensors` by name, `starts` and `lengths` int64 [N]; `longest` is the largest length;
+    `positions` int64 [N], None = they follow one another; `kept` are the rows (documents) that are not deleted, None =
+    all."""
 
     record: SegmentRecord
-    tokens: Tensor
+    tensors: Mapping[str, Tensor]
     starts: Tensor
     lengths: Tensor
     longest: int
+    positions: Tensor | None = None
     kept: Tensor | None = None
 
+    def row(self, position: int) -> int:
+        """The row of a document that this segment holds."""
+        if self.positions is None:
+            return position - self.record.first
+        return int(torch.searchsorted(self.positions, position))
 
-class SegmentBuffer:
-    """Collects documents for one segment: converted to the store's dtype, at most SEGMENT_BYTES of them."""
+    def rows(self, positions: Sequence[int] | Tensor) -> Tensor:
+        """The same of several, int64."""
+        places = torch.as_tensor(positions, dtype=torch.int64)
+        return places - self.record.first if self.positions is None else torch.searchsorted(self.positions, places)
 
-    def __init__(self, dim: int, dtype: torch.dtype) -> None:
-        self.dim = dim
-        self.dtype = dtype
-        self._tokens = torch.empty(0, dim, dtype=dtype)
-        self._offsets = [0]
+    def positions_of(self, rows: Tensor | None) -> Tensor:
+        """Positions of rows, None = of all, int64."""
+        if rows is None:
+            rows = torch.arange(self.record.documents)
+        return rows + self.record.first if self.positions is None else self.positions[rows]
 
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def room(self, length: int) -> bool:
-        """Whether a document of `length` tokens still fits; the first one always does."""
-        row_bytes = self.dim * self.dtype.itemsize
-        return len(self) == 0 or (self._offsets[-1] + length) * row_bytes <= SEGMENT_BYTES
-
-    def append(self, document: Tensor) -> None:
-        start, end = self._offsets[-1], self._offsets[-1] + document.shape[0]
-        if end > self._tokens.shape[0]:
-            grown = torch.empty(max(end, 2 * self._tokens.shape[0]), self.dim, dtype=self.dtype)
-            grown[:start] = self._tokens[:start]
-            self._tokens = grown
-        self._tokens[start:end].copy_(document)
-        self._offsets.append(end)
-
-    def first_not_finite(self) -> int | None:
-        """The first row (document) that holds NaN or infinity in the store's dtype."""
-        tokens = self._tokens[: self._offsets[-1]].view(-1)
-        for low in range(0, tokens.numel(), FINITE_CHECK):
-            finite = torch.isfinite(tokens[low : low + FINITE_CHECK])
-            if not bool(finite.all()):
-                token = (low + int((~finite).nonzero()[0])) // self.dim
-                return int(torch.searchsorted(torch.tensor(self._offsets), token, right=True)) - 1
-        return None
-
-    def write(self, folder: Path, number: int, first: int) -> SegmentRecord:
-        """Writes the segment and returns what the catalogue must remember of it. Empties the buffer.
-
-        Raises:
-            CorpusError: the file cannot be written, on a full disk say.
-        """
-        tokens = self._tokens[: self._offsets[-1]]
-        record = SegmentRecord(number, first, len(self), tokens.shape[0], 0, "")
-        path, temporary = folder / record.file, folder / (record.file + ".tmp")
-        try:
-            save_file({"offsets": torch.tensor(self._offsets), "tokens": tokens}, temporary)
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())
-            record = replace(record, bytes=temporary.stat().st_size, sha256=sha256(temporary))
-            os.replace(temporary, path)
-            sync_folder(folder)
-        except (SafetensorError, OSError) as error:
-            raise CorpusError(f"{temporary}: cannot be written: {error}") from error
-        self._offsets = [0]
-        return record
+    def without(self, record: SegmentRecord, deleted: Sequence[int]) -> Segment:
+        """As another record has it, with `kept` for these deleted positions."""
+        if not deleted:
+            return replace(self, record=record, kept=None)
+        kept = torch.ones(record.documents, dtype=torch.bool)
+        kept[self.rows(deleted)] = False
+        return replace(self, record=record, kept=kept.nonzero().flatten())
 
 
-def open_segment(folder: Path, record: SegmentRecord, dim: int, dtype: torch.dtype, device: torch.device) -> Segment:
-    """Maps a segment (or copies it to a GPU) after checking that it is what the catalogue says.
+def write_segment(
+    folder: Path,
+    number: int,
+    tensors: Mapping[str, Tensor],
+    offsets: Tensor,
+    first: int,
+    positions: Tensor | None = None,
+) -> SegmentRecord:
+    """Writes a segment and returns what the catalogue must remember of it.
 
     Raises:
-        CorpusError: missing, cut short, of another shape or dtype, offsets that fall or leave the tokens.
+        CorpusError: the file cannot be written, on a full disk say.
+    """
+    count = len(offsets) - 1
+    last = first + count - 1 if positions is None else int(positions[-1])
+    record = SegmentRecord(number, first, last, count, int(offsets[-1]), 0, "")
+    path, temporary = folder / record.file, folder / (record.file + ".tmp")
+    gaps = {} if positions is None else {"positions": positions}
+    try:
+        save_file({"offsets": offsets, **gaps, **tensors}, temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        record = replace(record, bytes=temporary.stat().st_size, sha256=sha256(temporary))
+        os.replace(temporary, path)
+        sync_folder(folder)
+    except (SafetensorError, OSError) as error:
+        raise CorpusError(f"{temporary}: cannot be written: {error}") from error
+    return record
+
+
+def open_segment(folder: Path, record: SegmentRecord, coding: Coding) -> Segment:
+    """Maps a segment after checking that it is what the catalogue says.
+
+    Raises:
+        CorpusError: missing, cut short, of other tensors, shapes or dtypes, offsets that fall or leave the tokens.
     """
     path = folder / record.file
+    size = _size(path, record.bytes)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CorpusError(f"{path}: {size} bytes, not a whole safetensors file: {error}") from error
+    N, T = record.documents, record.tokens
+    expected: dict[str, Shape] = {"offsets": (torch.int64, (N + 1,))}
+    if record.last - record.first >= N:
+        expected["positions"] = (torch.int64, (N,))
+    expected |= dict.fromkeys(coding.of_documents(), (torch.float32, (N,)))
+    expected |= {name: (dtype, (T, *shape)) for name, (dtype, shape) in coding.of_tokens().items()}
+    if set(tensors) != set(expected):
+        raise CorpusError(f"{path}: holds {sorted(tensors)}, expected {' and '.join(expected)}")
+    for name, (dtype, shape) in expected.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise CorpusError(
+                f"{path}: {name} are {tensor.dtype} {list(tensor.shape)}, the catalogue expects {dtype} {list(shape)}"
+            )
+    offsets, positions = tensors.pop("offsets"), tensors.pop("positions", None)
+    _check_offsets(path, offsets, T)
+    if positions is not None:
+        _check_positions(path, positions, record)
+    lengths = offsets.diff()
+    return Segment(record, tensors, offsets[:-1], lengths, int(lengths.max()), positions)
+
+
+def write_codebook(folder: Path, coding: Coding) -> FileRecord:
+    """Writes what codes are decoded by, a file beside the segments.
+
+    Raises:
+        CorpusError: the file cannot be written.
+    """
+    path = folder / CODEBOOK
+    try:
+        coding.like().save(path)
+        sync_folder(folder)
+        return FileRecord(CODEBOOK, path.stat().st_size, sha256(path))
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be written: {error}") from error
+
+
+def open_codebook(folder: Path, record: FileRecord, coding: Coding) -> Coding:
+    """The coding with its tables.
+
+    Raises:
+        CorpusError: missing, cut short, damaged, of another codec or width.
+    """
+    path = folder / record.file
+    _size(path, record.bytes)
+    try:
+        codebook = Quantized.load(path)
+    except (ValueError, OSError) as error:
+        raise CorpusError(str(error)) from error
+    if (codebook.codec, codebook.width) != (coding.name, coding.dim):
+        raise CorpusError(
+            f"{path}: tables of {codebook.codec} for width {codebook.width}, the catalogue expects {coding.name} for "
+            f"{coding.dim}"
+        )
+    return replace(coding, tables=tables_of(codebook))
+
+
+def _size(path: Path, expected: int) -> int:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise CorpusError(f"{path}: missing, expected {record.bytes} bytes ({error.strerror})") from error
-    if size != record.bytes:
-        raise CorpusError(f"{path}: {size} bytes, expected {record.bytes}; restore the file from a copy")
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = sorted(file.keys())
-            if names != ["offsets", "tokens"]:
-                raise CorpusError(f"{path}: holds {names}, expected offsets and tokens")
-            offsets, tokens = file.get_tensor("offsets"), file.get_tensor("tokens")
-    except (SafetensorError, OSError) as error:
-        raise CorpusError(f"{path}: {size} bytes, not a whole safetensors file: {error}") from error
-    expected = ((record.documents + 1,), torch.int64), ((record.tokens, dim), dtype)
-    for name, tensor, (shape, kind) in zip(("offsets", "tokens"), (offsets, tokens), expected, strict=True):
-        if tuple(tensor.shape) != shape or tensor.dtype != kind:
-            raise CorpusError(
-                f"{path}: {name} are {tensor.dtype} {list(tensor.shape)}, the catalogue expects {kind} {list(shape)}"
-            )
-    _check_offsets(path, offsets, record.tokens)
-    lengths = offsets.diff()
-    return Segment(record, tokens.to(device), offsets[:-1].to(device), lengths.to(device), int(lengths.max()))
+        raise CorpusError(f"{path}: missing, expected {expected} bytes ({error.strerror})") from error
+    if size != expected:
+        raise CorpusError(f"{path}: {size} bytes, expected {expected}; restore the file from a copy")
+    return size
 
 
 def _check_offsets(path: Path, offsets: Tensor, tokens: int) -> None:
@@ -155,6 +190,14 @@ def _check_offsets(path: Path, offsets: Tensor, tokens: int) -> None:
     if len(falling):
         row = int(falling[0])
         raise CorpusError(f"{path}: offsets fall from {int(offsets[row])} to {int(offsets[row + 1])} at document {row}")
+
+
+def _check_positions(path: Path, positions: Tensor, record: SegmentRecord) -> None:
+    first, last = int(positions[0]), int(positions[-1])
+    if (first, last) != (record.first, record.last) or bool((positions.diff() <= 0).any()):
+        raise CorpusError(
+            f"{path}: positions go from {first} to {last}, the catalogue expects {record.first} to {record.last}"
+        )
 
 
 def sha256(path: Path) -> str:
@@ -174,12 +217,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def keep_rows(segment: Segment, deleted_rows: Sequence[int]) -> Tensor | None:
-    """The rows of a segment that are not deleted, on its device; None = all."""
-    if not deleted_rows:
-        return None
-    kept = torch.ones(segment.record.documents, dtype=torch.bool)
-    kept[torch.tensor(deleted_rows)] = False
-    return kept.nonzero().flatten().to(segment.tokens.device)

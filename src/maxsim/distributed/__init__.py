@@ -13,7 +13,7 @@ from torch import Tensor
 from ..dispatch import select
 from ..graph import differentiable_scores
 from ..layout import FLOATS, MaskLike, Problem, TokensLike, make_problem
-from .blocks import exchanged, facts_of
+from .blocks import facts_of
 from .function import differentiable
 from .gather import Gather
 from .ring import Ring
@@ -134,11 +134,10 @@ def score(
     tracked, facts = _arguments(talk, problem, method, failure)
     assert problem is not None
     q, d = problem.queries.data, problem.documents.data
-    blocks = exchanged(talk, facts, problem)
-    shares = Shares(problem.with_data(q.new_empty(0), d.new_empty(0)), backend)
-    transport = _METHODS[method](talk, shares, blocks, problem.device)
+    shares = Shares(problem.with_leaves(q.new_empty(0), d.new_empty(0, d.shape[-1])), backend)
+    transport = _METHODS[method](talk, shares, facts)
     if not tracked:
-        return transport.forward(q, d.reshape(-1), False)[0]
+        return transport.forward(q, d, False)[0]
     sides = (problem.queries, problem.documents)
     places = [place for side in sides for place in (side.starts, side.ends) if place is not None]
     return differentiable(q, d, transport, places)
@@ -147,22 +146,34 @@ def score(
 @_untraced
 def mean(losses: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The loss of this rank whose gradient, averaged over ranks as DDP and FSDP do, is that of the mean over the
-    queries of all ranks, however many each has: `losses.sum() · W / N` for W ranks with N queries in all.
+    queries of all ranks, however many each has: `losses.mean() · n W / N` for W ranks with N queries in all, n of them
+    here.
 
     Args:
-        losses: one a local query, any shape; may be empty.
-        group: as for `score`. Without an initialised one this is `losses.mean()`.
+        losses: one a local query, floats of any shape; may be empty.
+        group: as for `score`. Without an initialised one, and in a group of one, this is `losses.mean()`.
 
     Returns:
-        A scalar. Its average over ranks is the mean over all queries.
+        A scalar. Its average over ranks is the mean over all queries. Where all ranks have equally many queries it has
+        the bits of `losses.mean()`. Without a query here it is 0, which DDP and FSDP need a backward of; without one on
+        any rank NaN, as the mean of nothing is in one process.
 
     Raises:
+        TypeError: losses that are no tensor of floats.
         RuntimeError: another rank failed, or is at another step.
     """
-    talk = _talk(group, None if losses.device.type == "cpu" else losses)
-    counts = [[losses.numel()]] if talk is None else talk.agree(Step.MEAN, [losses.numel()])
-    total = sum(count for count, *_ in counts)
-    return losses.sum() * (len(counts) / total if total else 0.0)
+    right = isinstance(losses, Tensor) and losses.is_floating_point()
+    failure = None if right else TypeError(f"losses must be a tensor of floats, got {_kind(losses)}")
+    talk = _talk(group, losses if right and losses.device.type != "cpu" else None)
+    if talk is None:
+        if failure is not None:
+            raise failure
+        return losses.mean()
+    counts = [count for count, *_ in talk.agree(Step.MEAN, [losses.numel()] if right else [], failure)]
+    if not losses.numel() and any(counts):
+        return losses.sum()
+    share = losses.numel() * len(counts) / (sum(counts) or 1)
+    return losses.mean() * share
 
 
 @_untraced
@@ -185,6 +196,10 @@ def offset(count: int, group: dist.ProcessGroup | None = None) -> int:
     if failure is not None:
         raise failure
     return 0
+
+
+def _kind(value: object) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _talk(group: dist.ProcessGroup | None, on: Problem | Tensor | None) -> Talk | None:

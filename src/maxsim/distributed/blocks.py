@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..layout import Problem, Tokens
 from .talk import Talk
+
+Facts: TypeAlias = Sequence[Sequence[int]]  # of each rank (`facts_of`)
 
 
 @dataclass(frozen=True)
@@ -47,33 +50,46 @@ class Block:
 
 
 def facts_of(problem: Problem) -> list[int]:
-    """What a rank tells of its documents: with `exchanged` all that others need to know."""
+    """What a rank tells of its documents: with `Exchange` all that others need to know."""
     d = problem.documents
     rows = d.data.numel() // d.width
     length = -1 if d.ragged else d.max_length
     return [d.count, rows, length, d.max_length, int(d.consecutive), int(d.mask is not None)]
 
 
-def exchanged(talk: Talk, facts: Sequence[Sequence[int]], problem: Problem) -> list[Block]:
-    """The blocks of all ranks, from their facts and an exchange of masks (a byte a token) and places (16 a
-    document)."""
-    d = problem.documents
-    mask_sizes = [rows * masked for _, rows, _, _, _, masked in facts]
-    place_sizes = [2 * count if length < 0 else 0 for count, _, length, _, _, _ in facts]
-    mask = d.data.new_empty(0, dtype=torch.bool) if d.mask is None else d.mask.reshape(-1)
-    places = d.data.new_empty(0, dtype=torch.int64)
-    if d.starts is not None and d.ends is not None:
-        places = torch.cat((d.starts.long(), d.ends.long()))
-    masks = torch.split(talk.gather(mask, mask_sizes), mask_sizes)
-    all_places = torch.split(talk.gather(places, place_sizes), place_sizes)
-    blocks = []
-    for (count, rows, length, max_length, consecutive, masked), kept, place in zip(
-        facts, masks, all_places, strict=True
-    ):
-        starts, ends = (place[:count], place[count:]) if length < 0 else (None, None)
-        mask_ = kept if masked else None
-        blocks.append(Block(count, rows, d.width, length, max_length, bool(consecutive), starts, ends, mask_))
-    return blocks
+def sizes_of(facts: Facts, problem: Problem) -> list[int]:
+    """Elements of each rank's token data."""
+    return [rows * problem.documents.width for _, rows, *_ in facts]
+
+
+class Exchange:
+    """The blocks of all ranks, from their facts, and where to their masks (a byte a token) and places (16 bytes a
+    document) come: `run` is a collective that allocates nothing."""
+
+    def __init__(self, facts: Facts, problem: Problem):
+        d = problem.documents
+        self._mask_sizes = [rows * masked for _, rows, _, _, _, masked in facts]
+        self._place_sizes = [2 * count if length < 0 else 0 for count, _, length, _, _, _ in facts]
+        self._mask = d.data.new_empty(0, dtype=torch.bool) if d.mask is None else d.mask.reshape(-1)
+        self._places = d.data.new_empty(0, dtype=torch.int64)
+        if d.starts is not None and d.ends is not None:
+            self._places = torch.cat((d.starts.long(), d.ends.long()))
+        self._masks = self._mask.new_empty(sum(self._mask_sizes))
+        self._all_places = self._places.new_empty(sum(self._place_sizes))
+        masks = torch.split(self._masks, self._mask_sizes)
+        places = torch.split(self._all_places, self._place_sizes)
+        self.blocks: list[Block] = []
+        for (count, rows, length, max_length, consecutive, masked), kept, place in zip(
+            facts, masks, places, strict=True
+        ):
+            starts, ends = (place[:count], place[count:]) if length < 0 else (None, None)
+            mask = kept if masked else None
+            self.blocks.append(Block(count, rows, d.width, length, max_length, bool(consecutive), starts, ends, mask))
+
+    def run(self, talk: Talk) -> None:
+        """Fills masks and places of the blocks."""
+        talk.gather(self._mask, self._mask_sizes, self._masks)
+        talk.gather(self._places, self._place_sizes, self._all_places)
 
 
 def merged(blocks: Sequence[Block], device: torch.device) -> Block:

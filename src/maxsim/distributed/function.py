@@ -26,7 +26,7 @@ class _Scores(torch.autograd.Function):
     def forward(
         ctx: Any, queries: Tensor, documents: Tensor, anchor: Tensor, transport: Gather | Ring, places: list[Tensor]
     ) -> Tensor:
-        scores, kept = transport.forward(queries, documents.reshape(-1), True)
+        scores, kept = transport.forward(queries, documents, True)
         ctx.save_for_backward(queries, documents, *kept, *places)
         ctx.transport, ctx.kept = transport, len(kept)
         return scores
@@ -35,12 +35,12 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         try:
             queries, documents, *others = ctx.saved_tensors
-        except RuntimeError as error:  # freed, or modified in place: told to the others, which wait
+        except Exception as error:  # freed, or modified in place: told to the others, which wait
             ctx.transport.talk.agree(Step.BACKWARD, error=error)
             raise
         with torch.no_grad():
             of_queries, of_rows = ctx.transport.backward(
-                queries, documents.reshape(-1), others[: ctx.kept], grad, ctx.needs_input_grad[:2]
+                queries, documents, others[: ctx.kept], grad, ctx.needs_input_grad[:2]
             )
             of_documents = None if of_rows is None else of_rows.view(documents.shape)
         if torch.is_grad_enabled():

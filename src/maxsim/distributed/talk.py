@@ -31,6 +31,14 @@ class Step(IntEnum):
     GRADIENTS = 5
     MEAN = 6
     OFFSET = 7
+    OPENED = 8
+    SEARCH = 9
+    FOUND = 10
+    NAMED = 11
+
+
+class RankError(RuntimeError):
+    """Another rank failed, with its message, or is at another step."""
 
 
 class Talk:
@@ -64,16 +72,16 @@ class Talk:
         """Every rank's facts, in rank order. `step`: which exchange this is, the same on all ranks.
 
         Raises:
-            the error given; RuntimeError with the text of another rank's, or where ranks are not at the same step of
+            the error given; RankError with the text of another rank's, or where ranks are not at the same step of
             the same call.
         """
         call = next(_CALLS) if self._call is None else self._call
         row = [int(error is not None), step, call, *facts]
         row += [0] * (_FACTS - len(row))
         try:
-            table = self._rows(torch.tensor(row, device="cpu")).tolist()
+            table = self.rows(torch.tensor(row, device="cpu")).tolist()
             failed = [rank for rank, (flag, *_) in enumerate(table) if flag]
-            texts = self._rows(_written(error)) if failed else None
+            texts = self.rows(_written(error)) if failed else None
         except Exception as broken:
             if error is None:
                 raise
@@ -82,7 +90,7 @@ class Talk:
             raise error
         if texts is not None:
             said = [f"rank {rank} of {self.size} failed: {_read(texts[rank])}" for rank in failed]
-            raise RuntimeError(f"maxsim.distributed: {'; '.join(said)}")
+            raise RankError(f"maxsim.distributed: {'; '.join(said)}")
         steps = [other for _, other, *_ in table]
         calls = {other for _, _, other, *_ in table}
         if self._call is None:
@@ -91,14 +99,14 @@ class Talk:
             at = ", ".join(Step(step).name.lower() for step in steps) + (
                 " of different calls" if len(calls) > 1 else ""
             )
-            raise RuntimeError(
+            raise RankError(
                 "maxsim.distributed: ranks are not at the same step: all must make the same calls, and run their "
                 f"backwards, in the same order (steps by rank: {at})"
             )
         return [row[3 : 3 + len(facts)] for row in table]
 
-    def _rows(self, own: Tensor) -> Tensor:
-        """One row a rank, on the CPU."""
+    def rows(self, own: Tensor) -> Tensor:
+        """A flat tensor of each rank, all of one size, as rows on the CPU."""
         own = own.to(self._device)
         table = own.new_empty(self.size * own.numel())
         _all_gather(table, own, self.group)
@@ -114,14 +122,13 @@ class Talk:
             failure = error
         self.agree(step, error=failure)
 
-    def gather(self, own: Tensor, sizes: Sequence[int], whole: Tensor | None = None) -> Tensor:
-        """The flat tensors of all ranks, one after another (in `whole`); rank r's has `sizes[r]` elements."""
-        whole = own.new_empty(sum(sizes)) if whole is None else whole
+    def gather(self, own: Tensor, sizes: Sequence[int], whole: Tensor) -> None:
+        """The flat tensors of all ranks, one after another in `whole`; rank r's has `sizes[r]` elements."""
         if not whole.numel():
-            return whole
+            return
         if len(set(sizes)) == 1:
             _all_gather(whole.view(torch.uint8), own.view(torch.uint8), self.group)
-            return whole
+            return
         works = []
         for rank, part in enumerate(torch.split(whole, list(sizes))):
             if rank == self.rank:
@@ -131,24 +138,31 @@ class Talk:
                 works.append(dist.broadcast(part.view(torch.uint8), root, self.group, async_op=True))
         for work in works:
             work.wait()
-        return whole
 
     def scatter(self, whole: Tensor, sizes: Sequence[int], out: Tensor) -> None:
         """Part r of `whole`, of `sizes[r]` elements, goes to rank r; `out` `[size, sizes[rank]]` is what came."""
         dist.all_to_all_single(out.view(-1), whole, [sizes[self.rank]] * self.size, list(sizes), group=self.group)
 
-    def shift(self, own: Tensor, arrival: Tensor) -> Shift:
-        """Starts sending a flat tensor to the next rank while the previous rank's comes."""
-        return Shift(self, own, arrival)
+    @staticmethod
+    def nothing(own: Tensor) -> Tensor:
+        """What is sent, and what comes, in place of tensors without elements."""
+        return own.new_zeros(2, dtype=torch.uint8)
+
+    def shift(self, own: Tensor, arrival: Tensor, nothing: Tensor) -> Shift:
+        """Starts sending a flat tensor to the next rank while the previous rank's comes. Allocates nothing."""
+        return Shift(self, own, arrival, nothing)
 
 
 class Shift:
     """A transfer around the ring under way; `wait` before what it moves is touched."""
 
-    def __init__(self, talk: Talk, own: Tensor, arrival: Tensor):
+    def __init__(self, talk: Talk, own: Tensor, arrival: Tensor, nothing: Tensor):
         # a first transfer must be one of all ranks (NCCL), so nothing is sent as one byte
         self._arrival = arrival
-        self._held = [x.view(torch.uint8) if x.numel() else x.new_zeros(1, dtype=torch.uint8) for x in (own, arrival)]
+        self._held = [
+            x.view(torch.uint8) if x.numel() else byte
+            for x, byte in zip((own, arrival), torch.split(nothing, 1), strict=True)
+        ]
         after, before = ((talk.rank + step) % talk.size for step in (1, -1))
         self._works = dist.batch_isend_irecv(
             [

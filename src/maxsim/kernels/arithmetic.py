@@ -80,7 +80,7 @@ def bounded(scale):
 def halves(x):
     """float32 rows → two float16 rows that add up to them times a power of two a row, which is returned inverted.
 
-    Of a row's largest element 22 bits are kept. A row with inf or NaN turns into NaN.
+    Of a row's largest element 22 bits are kept. Of a row with inf or NaN the low half is NaN.
     """
     factor = power(tl.max(tl.abs(x), 1))
     high, low = split(x, factor)

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from .arithmetic import INTERPRETED
 from .configs import power_of_two
+from .launches import Launch, OfCodes, Repeatable
 from .sides import Side, base, span
 
 
@@ -75,9 +76,9 @@ def _encode_kernel(
         tl.store(codes_ptr + slot[:, None] * pitch + (c + d)[None, :], code, mask=mask)
 
 
-def encoded(q: Side, code: torch.dtype, normalize: bool = False) -> Side:
+def encoded(q: Side, code: torch.dtype, normalize: bool = False) -> tuple[Side, Launch | None]:
     """Queries, or their unit vectors, as codes, laid out by slots of a table of winners, and a scale for each; masks
-    stay where they are, for positions in a query."""
+    stay where they are, for positions in a query. And the launch that made them, if there are any."""
     D = q.data.shape[-1]
     slots = q.rows if q.consecutive else q.count * q.length
     pitch = -(-D // 16) * 16
@@ -85,13 +86,23 @@ def encoded(q: Side, code: torch.dtype, normalize: bool = False) -> Side:
     scales = torch.empty(max(slots, 1), dtype=torch.float32, device=q.data.device)
     starts, ends, rows = q.starts, q.ends, q.rows
     if starts is not None and not q.consecutive:
-        starts, ends, rows = torch.zeros_like(starts), torch.zeros_like(starts), slots
+        starts, ends, rows = torch.empty_like(starts), torch.empty_like(starts), slots  # every one is written
+    launch = None
     if slots:
-        _encode_kernel[(-(-slots // 4),)](
-            q.data, codes, scales, q.starts, q.ends, starts, ends, q.length, q.rows, slots, D, q.item, q.row, q.col,
+        blocks = (-(-slots // 4), 1, 1)
+        arguments = (
+            q.starts, q.ends, starts, ends, q.length, q.rows, slots, D, q.item, q.row, q.col,
             pitch, 127.0 if code == torch.int8 else 448.0, q.consecutive, normalize, 4, min(256, power_of_two(D)),
-            num_warps=1,
         )  # fmt: skip
-    return q._replace(
+        launch = Launch(_encode_kernel[blocks](q.data, codes, scales, *arguments, num_warps=1), blocks, arguments)
+    side = q._replace(
         data=codes, rows=rows, item=q.length * pitch, row=pitch, col=1, starts=starts, ends=ends, scales=scales
     )
+    return side, launch
+
+
+def after_encoding(forward: Repeatable | None, q: Side, encode: Launch | None) -> Repeatable | None:
+    """A forward, and before it, where queries are codes, what made them so."""
+    if forward is None or q.scales is None:
+        return forward
+    return None if encode is None else OfCodes(encode, q.data.shape[0], q.row, forward)

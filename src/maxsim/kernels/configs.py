@@ -41,7 +41,8 @@ class HopperConfig:
 @dataclass(frozen=True)
 class FewConfig:
     """Tiles of the Hopper forward for few query rows: query rows, document rows and columns of one product; tiles on
-    their way to a program; programs that share a multiprocessor, and the registers a thread that let them."""
+    their way to a program; programs that share a multiprocessor, and the registers a thread that let them, those of the
+    warpgroup that decodes apart."""
 
     BLOCK_LQ: int
     BLOCK_LD: int
@@ -49,6 +50,7 @@ class FewConfig:
     stages: int
     programs: int
     registers: int
+    decoder_registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,15 @@ def hopper_product_config() -> HopperConfig:
     return HopperConfig(128, 128, 3, raw_stages=1)
 
 
-def few_decoded_config(D: int, rows: int, winners: bool) -> FewConfig | None:
-    """`few_config` for codes that are no numbers, with three warpgroups that decode."""
+def few_decoded_config(D: int, bits: int, rows: int, winners: bool) -> FewConfig | None:
+    """`few_config` for codes of so many bits a dimension that are decoded."""
     if D > 128 or rows > (32 if winners else 64):
         return None
-    BLOCK_D = 64 if D <= 64 else 128
-    return FewConfig(32 if rows <= 32 else 64, 64, BLOCK_D, 4, 2, 64)
+    BLOCK_LQ, BLOCK_D = 32 if rows <= 32 else 64, 64 if D <= 64 else 128
+    stages, programs, registers = (3, 3, 80) if winners or rows > 32 else (2, 4, 64)
+    shared = 2 * BLOCK_D * (BLOCK_LQ + 64 * stages) + 128 * (BLOCK_D * bits // 8 + 8) + 1024
+    programs = min(programs, (226 << 10) // shared)
+    return FewConfig(BLOCK_LQ, 64, BLOCK_D, stages, programs, registers, 72 if registers == 80 else 64)
 
 
 def hopper_decoded_config(D: int, bits: int) -> HopperConfig | None:

@@ -121,15 +121,15 @@ def _product(
 
 @triton.jit
 def decoded(
-    codes, row, live, d_row, d_col, c, D, decoder,
-    CODEC: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, dtype: tl.constexpr,
+    rows, row, live, c, decoder, CODEC: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, dtype: tl.constexpr
 ):  # fmt: skip
-    """Columns c to c + BLOCK_D of the tokens in some rows of `codes`, rounded once to `dtype`; 0 beyond column D
+    """Columns c to c + BLOCK_D of the tokens in some rows of a matrix, rounded once to `dtype`; 0 beyond column D
     and of rows that are not `live` (None: all are).
 
-    row: of the matrix that `codes` begins. decoder: a `Decoder`'s arguments but for
-    the last, which is CODEC.
+    rows: where the matrix of codes begins, how far from one row and column to the next, and the width of tokens.
+    decoder: a `Decoder`'s arguments but for the last, which is CODEC.
     """
+    codes, d_row, d_col, D = rows
     if CODEC > 0:
         x = _residual(codes, row, live, d_row, d_col, c, D, decoder, CODEC, BLOCK_D, EVEN_D)
     else:

@@ -124,7 +124,7 @@ def sum_terms(
                 at_row += start * q_row
         if CODEC != 0 and OF_QUERIES:
             tile = decoded(
-                d_ptr, tl.where(live, at_row // d_row, 0), live, d_row, d_col, 0, D, decoder, CODEC, BLOCK_D, False,
+                (d_ptr, d_row, d_col, D), tl.where(live, at_row // d_row, 0), live, 0, decoder, CODEC, BLOCK_D, False,
                 q_ptr.dtype.element_ty,
             )  # fmt: skip
         else:

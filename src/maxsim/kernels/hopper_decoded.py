@@ -16,8 +16,6 @@ from .hopper_maxima import ROWS
 from .hopper_scores import RUN_TIME, TABLES, _score_partition
 from .sides import Side
 
-DECODERS = gl.constexpr(3)  # warpgroups that decode for one that multiplies
-
 
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=(*TABLES, "weights"))
 def _hopper_few_decoded_kernel(
@@ -26,6 +24,7 @@ def _hopper_few_decoded_kernel(
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
+    REGISTERS: gl.constexpr,
     i_desc, v_desc, table, weights, EVEN_D: gl.constexpr,
 ):  # fmt: skip
     q_type: gl.constexpr = q_ptr.dtype.element_ty
@@ -33,16 +32,16 @@ def _hopper_few_decoded_kernel(
     d_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_LD, BLOCK_D], q_type)
     q_smem = gl.allocate_shared_memory(q_type, [1, BLOCK_LQ, BLOCK_D], q_layout)
     d_smem = gl.allocate_shared_memory(q_type, [STAGES, BLOCK_LD, BLOCK_D], d_layout)
-    raw = gl.allocate_shared_memory(c_desc.dtype, [DECODERS * RAW] + c_desc.block_type.shape, c_desc.layout)
-    ids = gl.allocate_shared_memory(i_desc.dtype, [DECODERS * RAW, BLOCK_LD], i_desc.layout)
+    raw = gl.allocate_shared_memory(c_desc.dtype, [RAW] + c_desc.block_type.shape, c_desc.layout)
+    ids = gl.allocate_shared_memory(i_desc.dtype, [RAW, BLOCK_LD], i_desc.layout)
     if v_desc is not None:
-        inverses = gl.allocate_shared_memory(v_desc.dtype, [DECODERS * RAW, BLOCK_LD], v_desc.layout)
+        inverses = gl.allocate_shared_memory(v_desc.dtype, [RAW, BLOCK_LD], v_desc.layout)
     else:
         inverses: gl.constexpr = None  # type: ignore[no-redef]
-    raw_full = gl.allocate_shared_memory(gl.int64, [DECODERS * RAW, 1], mbarrier.MBarrierLayout())
+    raw_full = gl.allocate_shared_memory(gl.int64, [RAW, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(DECODERS * RAW):
+    for i in gl.static_range(RAW):
         mbarrier.init(raw_full.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
@@ -58,16 +57,8 @@ def _hopper_few_decoded_kernel(
         (decode_partition, (
             stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
             full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-            DECODERS, 0, 0, 0, STAGES)),
-        (decode_partition, (
-            stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-            full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-            DECODERS, 1, 1, 0, STAGES)),
-        (decode_partition, (
-            stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
-            full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
-            DECODERS, 2, 2, 0, STAGES)),
-    ], [4] * DECODERS, [64] * DECODERS)  # fmt: skip
+            1, 0, 0, 0, STAGES)),
+    ], [4], [REGISTERS])  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=(*TABLES, "weights"))

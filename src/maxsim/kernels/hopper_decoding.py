@@ -33,23 +33,26 @@ def _piece(rows, columns, halves):
 
 
 @gluon.constexpr_function
-def _add_halves(bits):
-    """Assembly: eight float16 numbers plus the weights of their buckets, which are picked byte by byte out of a table:
-    of the weights the low bytes ($t0), then the high ones. Operands: sums, numbers, bytes of codes, table."""
-    text = "{ .reg .b32 v, y;"
-    for pair in range(4):
-        code = 12 if bits == 2 and pair >= 2 else 8  # of two bits dimensions 0 to 3 have a byte, and 4 to 7
-        if bits == 2:
-            if pair % 2 == 0:
-                text += f" mul.lo.u32 v, ${code}, 1025;"  # the second number of a pair 8 bits above the first
-            text += f" shr.u32 y, v, {6 - 4 * (pair % 2)}; and.b32 y, y, 771; mad.lo.u32 y, y, 17, 16448;"
-            text += " prmt.b32 y, $16, $24, y;"
-        else:
-            if pair == 0:
-                text += f" mul.lo.u32 v, ${code}, 513;"
-            text += f" shr.u32 y, v, {7 - 2 * pair}; and.b32 y, y, 257; mad.lo.u32 y, y, 17, 8224;"
-            text += " prmt.b32 y, $16, $16, y;"
-        text += f" add.rn.f16x2 ${pair}, ${4 + pair}, y;"
+def _weights_text(bits, add):
+    """Assembly for the weights of eight columns' buckets, or (add) eight float16 numbers plus those. Operands: results
+    two by two; where they are added to anything numbers; codes, a byte a column; for each column low bytes of the
+    weights, and high bytes, in the order of buckets with reversed bits, of which `prmt` picks four at once."""
+    codes = 8 if add else 4
+    text = "{ .reg .b32 u, l, h;"
+    for four in range(2):
+        if bits == 2:  # nibbles: the buckets of columns 2, 0, 3, 1
+            text += f" mul.lo.u32 u, ${codes + 4 * four}, 1025; shr.u32 u, u, 2; and.b32 u, u, 0x3333;"
+            picks = (0x7351, 0x6240)
+        else:  # of columns 0 to 3
+            text += f" {'and.b32' if four else 'shr.u32'} u, ${codes}, {15 if four else 4};"
+            text += " mul.lo.u32 u, u, 0x10842; shr.u32 u, u, 4; and.b32 u, u, 0x1111;"
+            picks = (0x5140, 0x7362)
+        text += f" prmt.b32 l, ${codes + 8}, 0, u; prmt.b32 h, ${codes + 16}, 0, u;"
+        for pair in range(2):
+            place = 2 * four + pair
+            text += f" prmt.b32 {'u' if add else f'${place}'}, l, h, {picks[pair]};"
+            if add:
+                text += f" add.rn.f16x2 ${place}, ${4 + place}, u;"
     return text + " }"
 
 
@@ -100,12 +103,19 @@ def _residual(raw, ids, inverses, table, weights, t0, t1, D, dtype: gl.constexpr
         x = gl.load(table + (ids.load(by_row) * (D // 8) * 8)[:, None] + d[None, :], mask=there, other=0.0)
     if t0 is not None:
         code = _together(_spread(raw, COLUMNS), COLUMNS)
-        constraints: gl.constexpr = "=&r,=&r,=&r,=&r" + ",r" * 28
-        x = gl.inline_asm_elementwise(_add_halves(BITS), constraints, [x, code, t0, t1], gl.float16, True, 8)
+        if inverses is None and dtype == gl.float16:  # whose sum rounds as float32's, rounded to it, does
+            x = gl.inline_asm_elementwise(
+                _weights_text(BITS, True), "=&r,=&r,=&r,=&r" + ",r" * 28, [x, code, t0, t1], gl.float16, True, 8
+            )  # fmt: skip
+        else:
+            weight = gl.inline_asm_elementwise(
+                _weights_text(BITS, False), "=&r,=&r,=&r,=&r" + ",r" * 24, [code, t0, t1], gl.float16, True, 8
+            )  # fmt: skip
+            x = x.to(gl.float32) + weight.to(gl.float32)
     else:
         x = x.to(gl.float32) + _weights(raw, weights, COLUMNS)
-        if inverses is not None:
-            x *= inverses.load(by_row)[:, None]
+    if inverses is not None:
+        x *= inverses.load(by_row)[:, None]
     if D is not None:
         x = gl.where(there, x, 0.0)
     return x.to(dtype)
@@ -113,15 +123,16 @@ def _residual(raw, ids, inverses, table, weights, t0, t1, D, dtype: gl.constexpr
 
 @gluon.jit
 def _decode(
-    step, row, turns, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty, table,
-    weights, t0, t1, D, first, STAGES: gl.constexpr, MORE: gl.constexpr = True,
+    step, row, TURNS: gl.constexpr, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full,
+    empty, table, weights, t0, t1, D, first, STAGES: gl.constexpr, MORE: gl.constexpr = True,
 ):  # fmt: skip
-    """Decodes the tile that was asked for RAW steps ago, and if there are MORE asks for another in its place. `turns`
+    """Decodes the tile that was asked for RAW steps ago, and if there are MORE asks for another in its place. TURNS
     warpgroups take turns, of which this is `mine`: steps are its own."""
     COLUMNS: gl.constexpr = d_smem.shape[2]
-    PIECE: gl.constexpr = _piece(raw.shape[1], COLUMNS, t0 is not None)
+    HALVES: gl.constexpr = t0 is not None and inverses is None and d_smem.dtype == gl.float16
+    PIECE: gl.constexpr = _piece(raw.shape[1], COLUMNS, HALVES)
     before = step - RAW
-    whole = before * turns + mine
+    whole = before * TURNS + mine
     stage = first + whole % STAGES
     place = slot * RAW + step % RAW
     if before >= 0:
@@ -151,12 +162,12 @@ def _decode(
 
 @gluon.jit
 def _in_turn(
-    step, row, tile, turns, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full, empty,
-    table, weights, t0, t1, D, first, STAGES: gl.constexpr,
+    step, row, tile, TURNS: gl.constexpr, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem,
+    full, empty, table, weights, t0, t1, D, first, STAGES: gl.constexpr,
 ):  # fmt: skip
-    if step % turns == mine:
+    if step % TURNS == mine:
         _decode(
-            step // turns, row, turns, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full,
+            step // TURNS, row, TURNS, mine, slot, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem, full,
             empty, table, weights, t0, t1, D, first, STAGES,
         )  # fmt: skip
 
@@ -172,8 +183,6 @@ def _byte_table(weights, BITS: gl.constexpr):
         )
         low |= (bits & 255) << (8 * n)
         high |= ((bits >> 8) & 255) << (8 * n)
-    if BITS == 1:
-        low |= high << 16
     return low, high
 
 
@@ -205,7 +214,7 @@ def decode_partition(
     else:
         columns = D
     places = (
-        stream * 0 + TURNS, turn, stream * 0 + SLOT, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem,
+        TURNS, turn, stream * 0 + SLOT, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, d_smem,
         full, empty, table, weights, t0, t1, columns, stream * 0 + FIRST, STAGES,
     )  # fmt: skip
     step = each_tile(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from .codes import encoded
+from .codes import after_encoding, encoded
 from .configs import FewConfig, power_of_two
 from .gluon_names import TensorDescriptor, gl
 from .hopper_decoded import _hopper_few_decoded_kernel, decoded_tiles
 from .hopper_few import _hopper_few_kernel
 from .hopper_launch import GLUON, HopperLaunch, factors_of, score_lost
+from .launches import Repeatable, without
 from .queries import kept_rows
-from .scores import Outputs
+from .scores_launch import Outputs
 from .sides import Side
 from .spans import kept_bits, kept_spans
 
@@ -25,13 +26,14 @@ def hopper_few(
     masked_zero: bool,
     config: FewConfig,
     per_query: int = 0,
-) -> HopperLaunch | None:
+) -> Repeatable | None:
     """As `hopper_scores`, for queries that together make one tile of `config.BLOCK_LQ` rows, or with documents of its
     own each one."""
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    encode = None
     if d.scales is not None:
-        q = encoded(q, d.data.dtype)
+        q, encode = encoded(q, d.data.dtype)
     block = config.BLOCK_LQ if per_query else max(16, power_of_two(q.length))
     box = [config.BLOCK_LD, config.BLOCK_D]
     programs = (min(processors * config.programs, d.count), 1, 1)
@@ -51,7 +53,9 @@ def hopper_few(
     options = {"num_warps": 4, "maxnreg": config.registers}
     if d.decoder is not None:
         codes, *beside = decoded_tiles(d, d_rows, box)
-        _hopper_few_decoded_kernel[programs](codes, q.data, out.scores, *places, *tiles, *beside, **options)
+        _hopper_few_decoded_kernel[programs](
+            codes, q.data, out.scores, *places, *tiles, config.decoder_registers, *beside, **options
+        )
         return None
     layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[d.data.dtype])
     describe = ([d_rows, D], [d.row, 1], box, layout)
@@ -68,5 +72,6 @@ def hopper_few(
             q, d, out, out.scores, q_rows, q_kept, 0, d.count, config.BLOCK_LQ, 1, precision, masked_zero, processors,
             per_query,
         )  # fmt: skip
-    plain = q.mask is None and d.mask is None and d.scales is None
-    return HopperLaunch(kernel, programs, describe, arguments[1:], lost) if plain else None
+    if q.mask is not None or d.mask is not None:
+        return None
+    return after_encoding(HopperLaunch(kernel, programs, describe, without(arguments[1:], q.scales), lost), q, encode)

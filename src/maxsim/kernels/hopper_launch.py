@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .codes import encoded
+from .codes import after_encoding, encoded
 from .configs import HopperConfig, forward_config, power_of_two, splits_documents
 from .gluon_names import TensorDescriptor, gl
 from .hopper_decoded import _hopper_decoded_kernel, decoded_tiles
@@ -16,9 +16,9 @@ from .hopper_scores import _hopper_scores_kernel
 from .hopper_slices import _query_halves_kernel, _query_tiles_kernel
 from .hopper_wide import _hopper_wide_kernel
 from .hopper_wide_float32 import _hopper_wide_float32_kernel
-from .launches import InParts, Launch, Repeatable
+from .launches import InParts, Launch, Repeatable, filled, without
 from .queries import kept_rows, sum_parts, sum_pieces
-from .scores import PARTS_BYTES, Outputs, launch
+from .scores_launch import PARTS_BYTES, Outputs, launch
 from .sides import Side
 from .spans import kept_bits, kept_spans
 
@@ -39,12 +39,13 @@ class QueryTiles(NamedTuple):
     arguments: tuple[Any, ...]
     tiles: int
     slices: int
-    box: tuple[int, int]
+    box: list[int]
+    layout: Any
     halves: int = 0  # of float32 tokens, whose scales come too
 
     def laid_out(self, queries: Tensor) -> tuple[TensorDescriptor | Tensor, ...]:
         """Their descriptor, and what else a kernel takes in place of queries."""
-        box = list(self.box)
+        box = self.box
         shape = [self.tiles * box[0], self.slices * box[1] * max(self.halves, 1)]
         dtype = torch.float16 if self.halves else queries.dtype
         rows = torch.empty(shape, dtype=dtype, device=queries.device)
@@ -57,8 +58,7 @@ class QueryTiles(NamedTuple):
             )
         else:
             _query_tiles_kernel[(self.tiles, self.slices)](queries, rows, *self.arguments, num_warps=4)
-        layout = gl.NVMMASharedLayout.get_default_for(box, GLUON[dtype])
-        return TensorDescriptor(rows, shape, [shape[1], 1], box, layout), *scales
+        return TensorDescriptor(rows, shape, [shape[1], 1], box, self.layout), *scales
 
 
 class HopperLaunch(NamedTuple):
@@ -71,9 +71,12 @@ class HopperLaunch(NamedTuple):
     lost: Launch | None = None  # float32: what is scored again
     tiles: QueryTiles | None = None  # wide tokens: the queries laid out anew
 
-    def repeat(self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None) -> None:
+    def repeat(
+        self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None, scales: Tensor | None = None
+    ) -> None:
         q = (queries,) if self.tiles is None else self.tiles.laid_out(queries)
-        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), *q, target, winners, *self.arguments)
+        arguments = filled(self.arguments, scales)
+        self.kernel[self.programs](TensorDescriptor(documents, *self.describe), *q, target, winners, *arguments)
         if self.lost is not None:
             self.lost.repeat(queries, documents, target, winners)
 
@@ -90,8 +93,9 @@ def hopper_scores(
     """
     D = q.data.shape[-1]
     q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    encode = None
     if d.scales is not None:
-        q = encoded(q, d.data.dtype)
+        q, encode = encoded(q, d.data.dtype)
     block = 128 if per_query else min(128, max(16, power_of_two(q.length)))
     parts = max(1, -(-q.length // 128))
     queries = q.count
@@ -136,12 +140,13 @@ def hopper_scores(
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
         run = _hopper_wide_float32_kernel if wide else _hopper_float32_kernel
     programs = (processors, 1, 1)
+    all_bits = None if d.mask is None or d.starts is None else kept_bits(d.mask)
     for first in range(0, d.count, step):
         part = documents_from(d, first, min(step, d.count - first))
         starts, ends, bits, gaps = part.starts, part.ends, None, None
         if part.mask is not None:
             starts, ends, gaps = kept_spans(part, d_item, masked_zero)
-            bits = kept_bits(part.mask)
+            bits = kept_bits(part.mask) if all_bits is None else all_bits
         count = d_rows - first * d_item
         describe = ([count, D], [d.row, 1], box, layout)
         if d.decoder is None:
@@ -168,7 +173,11 @@ def hopper_scores(
                     places = (q.starts, q.ends, q_rows, q_kept, 2 * pair, q.count, q.length, q.rows, D, parts,
                               block.bit_length() - 1, q.item, q.row, q.col, q.consecutive, config.BLOCK_D)  # fmt: skip
                     halves = {"native": 0, "f16": 1, "f16x3": 2}[precision]
-                    moved = QueryTiles(places, there, slices, (128, config.BLOCK_D), halves)
+                    query_box = [128, config.BLOCK_D]
+                    kind = gl.float16 if halves else GLUON[q.data.dtype]
+                    moved = QueryTiles(
+                        places, there, slices, query_box, gl.NVMMASharedLayout.get_default_for(query_box, kind), halves
+                    )
             else:
                 arguments += (per_query or None,)
             if d.decoder is not None:
@@ -196,10 +205,10 @@ def hopper_scores(
             total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
     if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None:
         return None
-    if d.scales is not None or d.decoder is not None:
+    if d.decoder is not None:
         return None
-    launched = HopperLaunch(kernel, programs, describe, arguments[1:], lost, moved)
-    return InParts(launched, sums.numel(), total) if parts > 1 else launched
+    launched = HopperLaunch(kernel, programs, describe, without(arguments[1:], q.scales), lost, moved)
+    return after_encoding(InParts(launched, sums.numel(), total) if parts > 1 else launched, q, encode)
 
 
 def score_lost(

@@ -62,7 +62,6 @@ RUN_TIME = (
     "q_tiles", "NQ", "ND", "LQ", "LD", "TQ", "TD", "D", "parts", "block_log2", "q_item", "q_row", "d_item",
     "winner_columns", "K",
 )  # fmt: skip
-
 # Their alignment changes with what is cut out of them, and no load of theirs is wide.
 TABLES = (
     "out_ptr", "winners_ptr", "maxima_ptr", "q_starts", "q_ends", "q_kept_rows", "q_kept", "starts", "ends", "bases",
@@ -144,8 +143,8 @@ def _score_partition(
     slices: of wide tokens how many there are, RESIDENT of the queries in shared memory (all, or 0: they are brought);
     `tiles` query tiles from first_tile on are scored. Of float32 ones q_ptr has the scales.
     K: each query has as many documents of its own, a score each.
-    q_scales, scales: of codes, else None; f_smem: of int8 codes the factors of a tile's tokens, or None.
-    EIGHTS: tiles begin at multiples of 8 rows.
+    q_scales, scales: of codes, else None; f_smem: of int8 codes the factors of a tile's tokens, or None. EIGHTS: tiles
+    begin at multiples of 8 rows.
     """
     if d_scale is not None and not PAIRED and HALF == 1:
         return

@@ -83,8 +83,8 @@ def keep_queries(
     q_ptr, q_at, q_live, q_col, D, q_tile, by_row: gl.constexpr, ALIGNED: gl.constexpr, FIRST: gl.constexpr = 0
 ):  # fmt: skip
     """Query rows, of them the columns from FIRST on, into shared memory. ALIGNED: they begin and end at multiples of 16
-    bytes, and are loaded 16 at once, a fifth of the time; offsets and mask are written such that the compiler sees that
-    it may."""
+    bytes, and are loaded in whole pieces, a fifth of the time; offsets and mask are written such that the compiler sees
+    that it may."""
     WIDE: gl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth if ALIGNED else 1
     COLUMNS: gl.constexpr = q_tile.shape[1]
     for c in gl.static_range(0, COLUMNS, 64):

@@ -10,9 +10,25 @@ from torch import Tensor
 
 
 class Repeatable(Protocol):
-    """Scores other tensors of the same shapes, strides, dtypes and alignment; with winners where it was made so."""
+    """Scores other tensors of the same shapes, strides, dtypes and alignment; with winners where it was made so, and
+    with scales of queries that are codes."""
 
-    def repeat(self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None) -> None: ...
+    def repeat(
+        self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None, scales: Tensor | None = None
+    ) -> None: ...
+
+
+class _Scales:
+    """Where scales of queries stand among arguments that are kept."""
+
+
+def without(arguments: tuple[Any, ...], scales: Tensor | None) -> tuple[Any, ...]:
+    """The arguments to be kept for another launch: without those scales, which each launch has of its own."""
+    return arguments if scales is None else tuple(_Scales if each is scales else each for each in arguments)
+
+
+def filled(arguments: tuple[Any, ...], scales: Tensor | None) -> tuple[Any, ...]:
+    return arguments if scales is None else tuple(scales if each is _Scales else each for each in arguments)
 
 
 class Launch(NamedTuple):
@@ -22,8 +38,10 @@ class Launch(NamedTuple):
     blocks: tuple[int, int, int]
     arguments: tuple[Any, ...]  # but for those of `repeat`
 
-    def repeat(self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None) -> None:
-        self.kernel[self.blocks](queries, documents, target, winners, *self.arguments)
+    def repeat(
+        self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None, scales: Tensor | None = None
+    ) -> None:
+        self.kernel[self.blocks](queries, documents, target, winners, *filled(self.arguments, scales))
 
 
 class InParts(NamedTuple):
@@ -33,10 +51,29 @@ class InParts(NamedTuple):
     sums: int  # how many it finds
     total: Launch
 
-    def repeat(self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None) -> None:
+    def repeat(
+        self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None, scales: Tensor | None = None
+    ) -> None:
         sums = torch.empty(self.sums, dtype=torch.float32, device=documents.device)
-        self.forward.repeat(queries, documents, sums, winners)
+        self.forward.repeat(queries, documents, sums, winners, scales)
         self.total.kernel[self.total.blocks](sums, target, *self.total.arguments)
+
+
+class OfCodes(NamedTuple):
+    """A forward of documents that are codes, after the launch that makes codes of queries."""
+
+    encode: Launch
+    slots: int
+    pitch: int
+    forward: Repeatable
+
+    def repeat(
+        self, queries: Tensor, documents: Tensor, target: Tensor, winners: Tensor | None, scales: Tensor | None = None
+    ) -> None:
+        codes = torch.empty((self.slots, self.pitch), dtype=documents.dtype, device=documents.device)
+        scales = torch.empty(self.slots, dtype=torch.float32, device=documents.device)
+        self.encode.kernel[self.encode.blocks](queries, codes, scales, *self.encode.arguments)
+        self.forward.repeat(codes, documents, target, winners, scales)
 
 
 class Slot(int):

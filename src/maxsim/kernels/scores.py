@@ -16,20 +16,13 @@ has the same bits in any batch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .arithmetic import column_maximum, halves, inverse, lowest, maximum, ordered, power, similarities, split, unordered
-from .codes import encoded
-from .configs import Config, power_of_two
-from .decoding import NOTHING, decoded
-from .launches import InParts, Launch, Repeatable
-from .lost import LOST_DOCUMENTS, any_lost
-from .queries import kept_rows, sum_parts
-from .sides import Side, base, span
+from .decoding import decoded
+from .lost import any_lost
+from .sides import base, columns_of, span, squares_of
 from .spans import kept_span
 
 CODES = ("q_scales", "scales", "factors")
@@ -65,27 +58,21 @@ def _best(
     token = tl.arange(0, BLOCK_LD)
     zero = low.to(tl.int64) * 0  # widens what is added to it
     q_type: tl.constexpr = q_start.dtype.element_ty
+    rows = (d_base - d_first * d_row, d_row, d_col, D)
     for at in tl.range(low, high, BLOCK_LD, num_stages=STAGES if RESIDENT else 1):
         row = tl.minimum(token, high - 1 - at)  # beyond the end the last one again
-        if not NARROW:
-            row = row.to(tl.int64)
+        row = row if NARROW else row.to(tl.int64)
         d_ptrs = d_base + (zero + at) * d_row + (row[:, None] * d_row + d[None, :] * d_col)
         sim = tl.zeros([BLOCK_LD, BLOCK_LQ], ACC)
         squares = tl.zeros([BLOCK_LD], tl.float32)
         if RESIDENT:
             if CODEC != 0:
-                d_tile = decoded(
-                    d_base - d_first * d_row, d_first + at + row, None, d_row, d_col, 0, D, decoder, CODEC, BLOCK_D,
-                    EVEN_D, q_type,
-                )  # fmt: skip
-            elif EVEN_D:
-                d_tile = tl.load(d_ptrs)
+                d_tile = decoded(rows, d_first + at + row, None, 0, decoder, CODEC, BLOCK_D, EVEN_D, q_type)
             else:
-                d_tile = tl.load(d_ptrs, mask=d[None, :] < D, other=0.0)
+                d_tile = columns_of(d_ptrs, d[None, :] < D, EVEN_D)
             sim = similarities(d_tile, q, q_low, sim, PRECISION)
             if NORMALIZE and CODEC == 0:
-                wide = d_tile.to(tl.float32)
-                squares = tl.sum(wide * wide, 1)
+                squares = squares_of(d_tile)
         else:
             for c in tl.range(0, D, BLOCK_D, num_stages=STAGES):
                 d_at = d_ptrs + (zero + c) * d_col
@@ -95,21 +82,15 @@ def _best(
                 else:
                     q_tile = tl.load(q_from, mask=q_live[:, None] & (d[None, :] < D - c), other=0.0)
                 if CODEC != 0:
-                    d_tile = decoded(
-                        d_base - d_first * d_row, d_first + at + row, None, d_row, d_col, c, D, decoder, CODEC,
-                        BLOCK_D, EVEN_D, q_type,
-                    )  # fmt: skip
-                elif EVEN_D:
-                    d_tile = tl.load(d_at)
+                    d_tile = decoded(rows, d_first + at + row, None, c, decoder, CODEC, BLOCK_D, EVEN_D, q_type)
                 else:
-                    d_tile = tl.load(d_at, mask=d[None, :] < D - c, other=0.0)
+                    d_tile = columns_of(d_at, d[None, :] < D - c, EVEN_D)
                 q_rest = q_tile
                 if PRECISION != "native":
                     q_tile, q_rest = split(q_tile, q)
                 sim = similarities(d_tile, q_tile, q_rest, sim, PRECISION, True)
                 if NORMALIZE and CODEC == 0:
-                    wide = d_tile.to(tl.float32)
-                    squares += tl.sum(wide * wide, 1)
+                    squares += squares_of(d_tile)
         if NORMALIZE and CODEC == 0:  # of codes, those are of unit vectors already
             sim = sim / tl.maximum(tl.sqrt_rn(squares), 1e-12)[:, None] + 0.0  # no −0: it would lose against 0
         if factors is not None:
@@ -160,8 +141,7 @@ def _score_document(
         m_base = d_mask + base(doc, d_start, d_starts, d_per_group, m_group, m_item, m_row)
         if not MASKED_ZERO:
             low, high = kept_span(m_base, m_row, length)
-    low = low.to(tl.int32)
-    high = high.to(tl.int32)
+    low, high = low.to(tl.int32), high.to(tl.int32)
     empty = high <= low
     stop = tl.where(live, high, low)  # a tile beyond its query's end asks for no product
 
@@ -278,15 +258,9 @@ def _scores_kernel(
     d = tl.arange(0, BLOCK_D)
     q_at = q_ptr + q_base
     q_ptrs = q_at[:, None] + d[None, :].to(tl.int64) * q_col
-    q = q_at  # stand-ins, for what this variant does not use
-    q_low = q_at
-    q_scale = q_at
-    q_norm = q_at
+    q, q_low, q_scale, q_norm = q_at, q_at, q_at, q_at  # stand-ins, for what this variant does not use
     if RESIDENT:
-        if EVEN_D:
-            q = tl.load(q_ptrs, mask=valid[:, None], other=0.0)
-        else:
-            q = tl.load(q_ptrs, mask=valid[:, None] & (d[None, :] < D), other=0.0)
+        q = tl.load(q_ptrs, mask=valid[:, None] if EVEN_D else valid[:, None] & (d[None, :] < D), other=0.0)
         if PRECISION != "native":
             q, q_low, q_scale = halves(q)
     elif PRECISION != "native":
@@ -303,8 +277,7 @@ def _scores_kernel(
         squares = tl.zeros([BLOCK_LQ], tl.float32)
         for c in range(0, D, BLOCK_D):
             at = q_ptrs + (begin * 0 + c) * q_col
-            q_wide = tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0).to(tl.float32)
-            squares += tl.sum(q_wide * q_wide, 1)
+            squares += squares_of(tl.load(at, mask=valid[:, None] & (d[None, :] < D - c), other=0.0))
         q_norm = tl.maximum(tl.sqrt_rn(squares), 1e-12)
 
     doc = begin
@@ -337,83 +310,3 @@ def _scores_kernel(
             GRID, MASKED_ZERO, NORMALIZE, PRECISION, BLOCK_LQ, BLOCK_LD, BLOCK_D, EVEN_D, RESIDENT, NARROW,
             STAGES, LOG2, CODEC,
         )  # fmt: skip
-
-
-class Outputs(NamedTuple):
-    scores: Tensor  # [NQ, ND] or [P], float32
-    winners: Tensor | None  # filled with −1 where no kept token writes
-    maxima: Tensor | None  # filled with 0 there
-
-
-MAX_PROGRAMS = 2**31 - 1
-PARTS_BYTES = 16 << 20  # sums of the blocks of long queries, held at once
-
-
-def scores(
-    q: Side, d: Side, out: Outputs, pairs: Tensor | None, per_query: int, masked_zero: bool, normalize: bool,
-    precision: str, config: Config,
-) -> Repeatable | None:  # fmt: skip
-    """Writes `out` for every query and document (`pairs` None and `per_query` 0), or for pairs.
-
-    precision: as in `similarities`; "native" for all dtypes but float32. normalize: of documents that are codes, those
-    are of unit vectors already. Returns what was launched where it was for all
-    at once, to be repeated on other tensors of the same shapes, strides and alignment.
-    """
-    grid = pairs is None and not per_query
-    rows, kept = (None, None) if q.mask is None else kept_rows(q)
-    if d.scales is not None:
-        q, normalize = encoded(q, d.data.dtype, normalize), False
-    block = min(config.BLOCK_LQ, max(16, power_of_two(q.length)))
-    parts = max(1, -(-q.length // config.BLOCK_LQ))
-    items = d.count if pairs is None else pairs.shape[0]
-    queries = q.count if grid else 1
-    tiles = parts * queries
-    if grid and parts == 1:  # short queries share a tile
-        tiles = -(-q.count * block // config.BLOCK_LQ)
-    step = min(items, MAX_PROGRAMS // tiles)
-    if parts > 1:
-        step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
-    docs = config.documents if grid else 1
-    sums = out.scores if parts == 1 else out.scores.new_empty(queries * step * parts)
-    for first in range(0, items, step):
-        columns = min(step, items - first)
-        target = sums if parts > 1 else out.scores if first == 0 else out.scores[..., first:]
-        launched = launch(
-            q, d, out, target, rows, kept, first, columns, columns if parts > 1 else items, docs,
-            tiles, parts, block, precision, config, pairs, per_query, masked_zero, normalize,
-        )  # fmt: skip
-        if parts > 1:
-            total = sum_parts(sums, out.scores, first, columns, items, queries * columns, parts)
-    if step < items or d.scales is not None or d.decoder is not None:
-        return None
-    return InParts(launched, sums.numel(), total) if parts > 1 else launched
-
-
-def launch(
-    q: Side, d: Side, out: Outputs, target: Tensor, rows: Tensor | None, kept: Tensor | None, first: int, columns: int,
-    items: int, docs: int, tiles: int, parts: int, block: int, precision: str, config: Config,
-    pairs: Tensor | None = None, per_query: int = 0, masked_zero: bool = False, normalize: bool = False,
-    lost: bool = False,
-) -> Launch:  # fmt: skip
-    """Scores `columns` documents or pairs from `first` on into `target`, whose rows are `items` long, `docs` a program.
-
-    lost: only those again whose score there, made elsewhere, is lost, by as many programs as there are pairs of a query
-    tile with one of `docs` documents.
-    """
-    D = q.data.shape[-1]
-    grid = pairs is None and not per_query
-    narrow = config.BLOCK_LD * d.row + D * d.col < 2**31  # offsets inside a tile fit 32 bits
-    arguments = (
-        out.winners, out.maxima, q.starts, q.ends, rows, kept, d.starts, d.ends, d.mask, q.scales, d.scales, d.factors,
-        pairs, first, columns, docs, q.count, d.count, items, q.length, d.length, q.rows, d.rows,
-        D, max(per_query, 1), tiles, parts, block.bit_length() - 1,
-        q.item, q.row, q.col, d.per_group, d.group, d.item, d.row, d.col, d.mask_group, d.mask_item, d.mask_row,
-        0 if out.winners is None else out.winners.shape[1],
-        q.consecutive, grid, masked_zero, normalize, precision, config.BLOCK_LQ, config.BLOCK_LD, config.BLOCK_D,
-        D % config.BLOCK_D == 0, D <= config.BLOCK_D, narrow, config.stages,
-        config.BLOCK_LQ.bit_length() - 1, lost or docs > 1, LOST_DOCUMENTS if lost else 0,
-        *(NOTHING if d.decoder is None else d.decoder.arguments),
-    )  # fmt: skip
-    blocks = (tiles * (docs if lost else -(-columns // docs)), 1, 1)
-    kernel = _scores_kernel[blocks](q.data, d.data, target, *arguments, num_warps=config.num_warps)
-    return Launch(kernel, blocks, arguments[1:])

@@ -1,4 +1,4 @@
-"""Where tokens lie, as kernels take it, and the small device functions that find them."""
+"""Where tokens lie, as kernels take it, and the small device functions that find and read them."""
 
 from __future__ import annotations
 
@@ -63,3 +63,14 @@ def base(n, start, starts, per_group, group, item, row):
     else:
         offset = start * row
     return offset
+
+
+@triton.jit
+def columns_of(ptrs, there, ALL: tl.constexpr):
+    """What is there, or ALL is; else 0."""
+    return tl.load(ptrs) if ALL else tl.load(ptrs, mask=there, other=0.0)
+
+
+@triton.jit
+def squares_of(rows):
+    return tl.sum(rows.to(tl.float32) * rows.to(tl.float32), 1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..packed import Packed, numbers
+from . import scaled
 from .codes import Codes, owners, rows_of
 
 BLOCK = 1 << 14  # rows decoded at a time
@@ -24,15 +25,18 @@ class Quantized:
 
     codes: `[N, L, W]` for padded documents, else `[T, W]`, of which document n is `codes[starts[n]:ends[n]]`.
     mask: boolean, `[N, L]` or `[T]`, True = keep, as given to `quantize`, or None. It always applies; a
-        `document_mask` of a scoring function leaves out more.
+        `document_mask` of a scoring function leaves out more: it has one entry a row of `codes`, or, where documents
+        are not padded (or were selected by other than a plain slice), it is one mask a document, as for a list.
     parameters: the codec's `Codes`.
     saturated: how many values were beyond the largest code (of all documents quantised together, whatever was selected
         since).
+    floats: the documents' tokens in the layout of the codes, which gradients go straight through to (`quantize(...,
+        straight_through=True)`), or None. No part of `nbytes`, nor of saved files.
     """
 
     __slots__ = (
-        "__weakref__", "codes", "consecutive", "ends", "mask", "max_length", "parameters", "per_query", "saturated",
-        "starts",
+        "__weakref__", "codes", "consecutive", "ends", "floats", "mask", "max_length", "parameters", "per_query",
+        "saturated", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -46,10 +50,11 @@ class Quantized:
         mask: Tensor | None = None,
         saturated: int = 0,
         per_query: int = 0,
+        floats: Tensor | None = None,
     ):
         self.codes, self.parameters, self.max_length = codes, parameters, max_length
         self.starts, self.ends, self.consecutive = starts, ends, consecutive
-        self.mask, self.saturated, self.per_query = mask, saturated, per_query
+        self.mask, self.saturated, self.per_query, self.floats = mask, saturated, per_query, floats
 
     @property
     def codec(self) -> str:
@@ -99,6 +104,7 @@ class Quantized:
             starts=move(self.starts),
             ends=move(self.ends),
             mask=move(self.mask),
+            floats=move(self.floats),
         )
 
     def __getitem__(self, index: Any) -> Quantized:
@@ -129,8 +135,8 @@ class Quantized:
         ragged = self.starts is not None
         parameters = self.parameters.range(low, high, ragged)
         if self.starts is None or self.ends is None:
-            mask = None if self.mask is None else self.mask[low:high]
-            return self._with(codes=self.codes[low:high], parameters=parameters, mask=mask)
+            mask, floats = (None if each is None else each[low:high] for each in (self.mask, self.floats))
+            return self._with(codes=self.codes[low:high], parameters=parameters, mask=mask, floats=floats)
         whole = (low, high) == (0, len(self))
         places = {"starts": self.starts[low:high], "ends": self.ends[low:high]}
         return self._with(parameters=parameters, consecutive=self.consecutive and whole, **places)
@@ -164,6 +170,7 @@ class Quantized:
             ends=starts + L,
             consecutive=True,
             mask=None if self.mask is None else self.mask.reshape(-1),
+            floats=None if self.floats is None else self.floats.reshape(N * L, self.width),
         )
 
     def compact(self) -> Quantized:
@@ -179,13 +186,14 @@ class Quantized:
             ends=ends,
             consecutive=True,
             mask=None if self.mask is None else self.mask[rows],
+            floats=None if self.floats is None else self.floats[rows],
         )
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:
         """What the codes stand for: `[N, L, D]` for padded documents, else `Packed` (of selected documents those).
 
-        Tokens outside the mask are 0; scores of the result need `document_mask=quantized.mask` as scores of the codes
-        do not.
+        Tokens outside the mask are 0; scores of the result need `document_mask=quantized.compact().mask` as scores of
+        the codes do not.
         """
         if self.starts is None:
             N, L, _ = self.codes.shape
@@ -229,8 +237,8 @@ class Quantized:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Quantized:
-        """Reads what `save` wrote, after looking at every code: none is beyond its tables, which kernels
-        read. There is no checksum: a bit that has changed inside a code's range is not noticed.
+        """Reads what `save` wrote, after looking at every byte: checksums are those that were written, and no code is
+        beyond its tables, which kernels read.
 
         Raises:
             ValueError: no such file of ours, one of a newer format, or cut short or damaged; says where.
@@ -247,12 +255,24 @@ class Quantized:
         never seen, so there is no bound, and nothing to certify.
 
         Raises:
-            ValueError: not such an index, or a damaged one. OSError: a file is missing or cannot be read.
+            ValueError: not such an index, or a damaged one; names the file. OSError: a file is missing or cannot be
+                read.
         """
         from .plaid import read
 
         return read(path).to(device)
 
+    def _state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "__weakref__"}
+
     def _with(self, **changes: Any) -> Quantized:
-        kept = {name: getattr(self, name) for name in self.__slots__ if name != "__weakref__"}
-        return Quantized(**kept | changes)
+        return Quantized(**self._state() | changes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and other processes. Codes as bytes: PyTorch's pickles know no fp8."""
+        return self._state() | {"codes": self.codes.view(torch.uint8)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.codes = self.codes.view(scaled.STORED.get(self.codec, torch.uint8))

@@ -1,7 +1,8 @@
 """Quantised documents in one safetensors file: nothing pickled, and nothing believed that has not been looked at.
 
 The file holds `codes`, for ragged documents `offsets` (int64 `[N + 1]`), perhaps `mask`, and the tensors of `Codes` by
-name; its metadata say what the codes are. FORMAT grows when an older version would read a file wrongly.
+name; its metadata say what the codes are, and hold CRC-32 checksums of every tensor and of themselves. FORMAT grows
+when an older version would read a file wrongly.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+import zlib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,11 +35,12 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
         raise ValueError("candidates cannot be saved: save the documents that they were made of")
     documents = documents.compact()
     codes = documents.parameters
-    tensors = {"codes": documents.codes, **codes.tensors()}
+    tensors: dict[str, Tensor] = {"codes": documents.codes, **codes.tensors()}
     if documents.ends is not None:
         tensors["offsets"] = torch.cat([documents.ends.new_zeros(1), documents.ends])
     if documents.mask is not None:
         tensors["mask"] = documents.mask
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     about = {
         "codec": codes.codec,
         "width": codes.width,
@@ -45,16 +48,18 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
         "renormalize": codes.renormalize,
         "source": next((name for name, dtype in SOURCES.items() if dtype == codes.source), None),
         "saturated": documents.saturated,
+        "checksums": {name: checksum(name, tensor) for name, tensor in tensors.items()},
     }
     path = Path(path).resolve()  # a link stays, what it names is replaced
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file")
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    metadata = {"kind": KIND, "format": str(FORMAT), "about": json.dumps(about)}
+    words = json.dumps(about)
+    metadata = {"kind": KIND, "format": str(FORMAT), "about": words, "checksum": str(zlib.crc32(words.encode()))}
     try:
         with open(temporary, "x") as file:
             mode = os.fstat(file.fileno()).st_mode  # as the process' umask says, which safetensors does not ask
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        save_file(tensors, temporary, metadata)
         os.chmod(temporary, mode)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
@@ -63,6 +68,12 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
         raise OSError(f"{temporary}: cannot be written: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def checksum(name: str, tensor: Tensor) -> int:
+    """Of a tensor on the CPU: its name, dtype, shape and bytes."""
+    begin = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, begin)
 
 
 def load(path: str | os.PathLike[str]) -> Quantized:
@@ -85,7 +96,16 @@ def load(path: str | os.PathLike[str]) -> Quantized:
     if not version.isdecimal() or int(version) > FORMAT:
         refuse(f"format {version!r}, this version of maxsim reads up to {FORMAT}; upgrade maxsim")
     try:
-        return _documents(tensors, json.loads(metadata["about"]))
+        if metadata["checksum"] != str(zlib.crc32(metadata["about"].encode())):
+            raise ValueError("the metadata have changed since they were written (checksum differs)")
+        about = json.loads(metadata["about"])
+        written = dict(about["checksums"])
+        if gone := sorted(set(written) - set(tensors)):
+            raise ValueError(f"{gone[0]} is missing")
+        for name, tensor in tensors.items():
+            if checksum(name, tensor) != written.get(name):
+                raise ValueError(f"{name} has changed since it was written (checksum differs)")
+        return _documents(tensors, about)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         refuse(f"damaged: {error}")
 

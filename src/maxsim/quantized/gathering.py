@@ -15,4 +15,6 @@ def gathered(table: Tensor, rows: Tensor) -> Tensor:
     wide = WIDE.get(4 * table.shape[1])
     if wide is None:
         return embedding(rows, table)
+    if table.data_ptr() % wide.itemsize:  # as in a mapped file; PyTorch moves wide elements as if none did
+        table = table.clone()
     return table.view(wide).view(-1).index_select(0, rows).view(torch.float32).view(-1, table.shape[1])

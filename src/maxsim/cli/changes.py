@@ -1,0 +1,91 @@
+"""Commands that change a corpus without an encoder: add, delete, compact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .errors import orderly_stop, plain_errors, refusals, stop
+from .options import CorpusPath, Json
+from .output import count, print_json
+
+
+@plain_errors
+def add(
+    corpus: CorpusPath,
+    files: Annotated[list[Path], typer.Argument(help="Embeddings: .npz, .npy, .safetensors, .parquet, .pt.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace documents whose id is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Add embeddings that other programs wrote, each file in one transaction. Nothing is ever unpickled."""
+    from ..search import Corpus
+
+    target, added = Corpus.open(corpus), 0
+    with orderly_stop(), refusals():
+        for path in files:
+            try:
+                added += target.add_file(path, replace)
+            except ImportError as error:  # of pyarrow
+                stop(str(error))
+    if as_json:
+        print_json({"corpus": str(corpus), "added": added, "documents": len(target)})
+    else:
+        typer.echo(f"added {count(added, 'document')}; {corpus} holds {len(target)}")
+
+
+@plain_errors
+def delete(
+    corpus: CorpusPath,
+    ids: Annotated[list[str], typer.Argument(help="Ids; digits also stand for the whole number.")],
+    as_json: Json = False,
+) -> None:
+    """Delete documents, all or none."""
+    from ..search import Corpus
+
+    target = Corpus.open(corpus)
+    with refusals():
+        deleted = target.delete([id_in(target, id) for id in ids])
+    if as_json:
+        print_json({"corpus": str(corpus), "deleted": deleted, "documents": len(target)})
+    else:
+        typer.echo(f"deleted {count(deleted, 'document')}; {corpus} holds {len(target)}")
+
+
+@plain_errors
+def compact(corpus: CorpusPath, as_json: Json = False) -> None:
+    """Give back the room of deleted documents, and put small segments together."""
+    from ..search import Corpus
+
+    target = Corpus.open(corpus)
+    with orderly_stop():
+        freed = target.compact()
+    segments = target.info().segments
+    if as_json:
+        print_json({"corpus": str(corpus), "freed": freed, "segments": segments})
+    else:
+        typer.echo(f"gave {freed} bytes back; {corpus} has {count(segments, 'segment')}")
+
+
+def id_in(corpus: Any, word: str) -> str | int:
+    """The id that a word of a command line stands for."""
+    if word not in corpus and word.lstrip("-").isdecimal() and int(word) in corpus:
+        return int(word)
+    return word
+
+
+def filter_of(words: list[str]) -> dict[str, list[Any]] | None:
+    """`field=value` → what `Corpus.search` takes; a value is JSON where it is a number, true, false or null."""
+    wanted: dict[str, list[Any]] = {}
+    for word in words:
+        field, equals, text = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"expected FIELD=VALUE, got {word!r}", param_hint="--filter")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        wanted.setdefault(field, []).append(text if isinstance(value, (dict, list)) else value)
+    return wanted or None

@@ -1,0 +1,55 @@
+"""What the command prints: results for people and as JSON, warnings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import typer
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what if number == 1 else f'{what[:-1]}ies' if what.endswith('y') else f'{what}s'}"
+
+
+def warn(message: str) -> None:
+    print(f"maxsim: warning: {message}", file=sys.stderr)
+
+
+def warn_cut(number: int, what: str, limit: int, lost: str) -> None:
+    if number:
+        longer = f"{count(number, what)} {'is' if number == 1 else 'are'} longer"
+        warn(f"{longer} than {limit} tokens; what follows these {lost}")
+
+
+def passed_over(empty: list[str], what: str) -> str:
+    more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+    return f"passed over {count(len(empty), what)} without any text: {empty[0]}{more}"
+
+
+def shown(id: str | int) -> str:
+    """An id for people: a string that could be taken for a whole number in quotation marks."""
+    return json.dumps(id) if isinstance(id, str) and id.lstrip("-").isdecimal() else str(id)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line[:100] + ("…" if len(line) > 100 else "")
+
+
+def print_hits(results: list[dict[str, Any]]) -> None:
+    for number, result in enumerate(results):
+        if len(results) > 1 or "id" in result:
+            asked = f"{shown(result['id'])}  " if "id" in result else ""
+            typer.echo(("\n" if number else "") + asked + one_line(result["query"]))
+        if not result["hits"]:
+            typer.echo("no hits")
+        for rank, hit in enumerate(result["hits"], 1):
+            typer.echo(f"{rank:>3}  {hit['score']:8.4f}  {shown(hit['id'])}  {one_line(hit['text'] or '')}")
+            for match in hit.get("matches", []):
+                typer.echo(f"{'':>15}{match['query']} → {match['document']}  {match['similarity']:.3f}")

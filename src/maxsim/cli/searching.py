@@ -1,0 +1,147 @@
+"""Commands that ask a corpus: search, rerank."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .. import sources
+from . import ranks
+from .changes import filter_of, id_in
+from .errors import check_same, check_width, device_of, plain_errors, refusals
+from .options import CorpusPath, Device, Json, Model
+from .output import passed_over, print_hits, print_json, warn, warn_cut
+
+if TYPE_CHECKING:
+    from ..encode import Encoder
+    from ..search import Corpus, Hit
+
+
+@plain_errors
+def search(
+    corpus: CorpusPath,
+    query: Annotated[list[str] | None, typer.Argument(help="One or more queries.")] = None,
+    queries: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read queries from a file or folder, in the forms of `index`; - is the standard input, one a line."
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=0, help="Hits for each query.")] = 10,
+    filter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=VALUE",
+            help="Only documents with this in their metadata; of one field any of several will do.",
+        ),
+    ] = None,
+    explain: Annotated[bool, typer.Option(help="Show which token of the document each query token matched.")] = False,
+    model: Model = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best documents for each query, exactly.
+
+    With several GPUs or machines: `torchrun --nproc-per-node 4 -m maxsim search CORPUS QUERY` shares the corpus out
+    among the processes, each of which has a GPU of its own, or with `--device cpu` its share of the cores.
+    """
+    asked: list[tuple[str | int | None, str]] = [(None, _not_empty(text)) for text in query or []]
+    if queries is not None:
+        standard, empty = str(queries) == "-", list[str]()
+        if standard and ranks.started_by_torchrun():
+            raise typer.BadParameter("several processes cannot read one standard input", param_hint="--queries")
+        read = sources.read_stream(sys.stdin.buffer, "stdin") if standard else sources.read(queries, empty)
+        asked += [(text.id, text.text) for text in read]
+        if empty:
+            warn(passed_over(empty, "query"))
+    fields = filter_of(filter or [])
+    if not asked:
+        raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
+    from .. import indexing
+    from ..search import Corpus, together
+
+    with ranks.joined(device) as rank:
+        with rank.together():
+            opened = Corpus.open(corpus, rank.device, shard=rank.shard)
+            encoder = _encoder_of(opened, model)
+            embeddings = encoder.queries([text for _, text in asked])
+        with refusals():
+            if rank.talk is None:
+                found = opened.search(embeddings, k, filter=fields)
+            else:
+                found = together(opened, embeddings, k, filter=fields)
+    if rank.shard[0]:  # the first rank speaks for all
+        return
+    warn_cut(encoder.cut_queries, "query", encoder.query_limit, "is not searched for")
+    results = []
+    for (id, text), hits in zip(asked, found, strict=True):
+        rows = _rows(opened, hits)
+        if explain:
+            for row in rows:
+                with refusals():
+                    matches = indexing.explain(opened, encoder, text, row["id"])
+                row["matches"] = [match._asdict() for match in matches]
+        results.append({**({} if id is None else {"id": id}), "query": text, "hits": rows})
+    if as_json:
+        print_json(results)
+    else:
+        print_hits(results)
+
+
+@plain_errors
+def rerank(
+    corpus: CorpusPath,
+    query: Annotated[str, typer.Argument(help="The query.")],
+    ids: Annotated[list[str], typer.Argument(help="Candidates; digits also stand for the whole number.")],
+    k: Annotated[int | None, typer.Option("-k", min=0, help="Only the k best.")] = None,
+    model: Model = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Order some documents by their exact scores for a query; only these are read."""
+    _not_empty(query)
+    from ..search import Corpus
+
+    opened = Corpus.open(corpus, device_of(device))
+    encoder = _encoder_of(opened, model)
+    embeddings = encoder.queries([query])
+    warn_cut(encoder.cut_queries, "query", encoder.query_limit, "is not searched for")
+    with refusals():
+        (hits,) = opened.rerank(embeddings, [id_in(opened, id) for id in ids], k)
+    results = [{"query": query, "hits": _rows(opened, hits)}]
+    if as_json:
+        print_json(results)
+    else:
+        print_hits(results)
+
+
+def _not_empty(query: str) -> str:
+    if not query.strip():
+        raise typer.BadParameter("a query must not be empty", param_hint="QUERY")
+    return query
+
+
+def _encoder_of(corpus: Corpus, model: str | None) -> Encoder:
+    """The encoder asked for, which must be the one that the corpus was made with."""
+    from .. import encode
+
+    name = model or corpus.encoder
+    if name is None:
+        raise encode.EncoderError(f"{corpus.path} does not say which model made its embeddings; give --model")
+    if corpus.encoder is not None:
+        check_same("model", name, corpus.encoder, corpus.path)
+    encoder = encode.load(name, corpus.device)
+    check_width(encoder, corpus)
+    return encoder
+
+
+def _rows(corpus: Corpus, hits: list[Hit]) -> list[dict[str, Any]]:
+    """Hits with what the corpus keeps beside them."""
+    ids = [hit.id for hit in hits]
+    texts, metadata = corpus.texts(ids), corpus.metadata(ids)
+    return [
+        {"id": hit.id, "score": hit.score, "text": texts.get(hit.id), "metadata": metadata.get(hit.id)} for hit in hits
+    ]

@@ -1,0 +1,132 @@
+"""Adding documents inside a transaction: converted, looked at, encoded and written a segment at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import rows as sql
+from . import segments
+from .coding import Coding
+from .documents import Id
+from .segments import write_codebook, write_segment
+
+FINITE_CHECK = 1 << 22  # elements looked at in one go
+
+
+class SegmentBuffer:
+    """Collects documents for one segment: converted to the dtype of the corpus, at most SEGMENT_BYTES of them."""
+
+    def __init__(self, dim: int, dtype: torch.dtype) -> None:
+        self.dim = dim
+        self.dtype = dtype
+        self._tokens = torch.empty(0, dim, dtype=dtype)
+        self._offsets = [0]
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @property
+    def tokens(self) -> Tensor:
+        """[T, D]; overwritten after `clear`."""
+        return self._tokens[: self._offsets[-1]]
+
+    @property
+    def offsets(self) -> Tensor:
+        return torch.tensor(self._offsets)
+
+    def room(self, length: int) -> bool:
+        """Whether a document of `length` tokens still fits; the first one always does."""
+        row_bytes = self.dim * self.dtype.itemsize
+        return len(self) == 0 or (self._offsets[-1] + length) * row_bytes <= segments.SEGMENT_BYTES
+
+    def append(self, document: Tensor) -> None:
+        start, end = self._offsets[-1], self._offsets[-1] + document.shape[0]
+        if end > self._tokens.shape[0]:
+            grown = torch.empty(max(end, 2 * self._tokens.shape[0]), self.dim, dtype=self.dtype)
+            grown[:start] = self._tokens[:start]
+            self._tokens = grown
+        self._tokens[start:end].copy_(document)
+        self._offsets.append(end)
+
+    def first_not_finite(self) -> tuple[int, int, int] | None:
+        """Document, token and column of the first NaN or infinity in the dtype of the corpus."""
+        values = self.tokens.view(-1)
+        for low in range(0, values.numel(), FINITE_CHECK):
+            finite = torch.isfinite(values[low : low + FINITE_CHECK])
+            if not bool(finite.all()):
+                token, column = divmod(low + int((~finite).nonzero()[0]), self.dim)
+                document = int(torch.searchsorted(self.offsets, token, right=True)) - 1
+                return document, token - self._offsets[document], column
+        return None
+
+    def clear(self) -> None:
+        self._offsets = [0]
+
+
+class Adding:
+    """Documents on their way into the corpus, in the transaction `db`; `flush` ends it."""
+
+    def __init__(self, db: sqlite3.Connection, folder: Path, coding: Coding) -> None:
+        self._db, self._folder, self._coding = db, folder, coding
+        self.start, self._number = sql.counters(db)
+        self._position = self.start
+        self._buffer, self._pending = SegmentBuffer(coding.dim, coding.dtype), list[Id]()
+
+    @property
+    def count(self) -> int:
+        """How many were added."""
+        return self._position - self.start
+
+    def add(self, id: Id, document: Tensor, text: str | None, metadata: str | None, cut: bool) -> None:
+        """One document, [L, D]; `metadata` as JSON.
+
+        Raises:
+            ValueError: another width, an id that is there, NaN or infinity among those before.
+            CorpusError: a segment cannot be written.
+        """
+        dim = self._coding.dim
+        if document.shape[1] != dim:
+            raise ValueError(f"document {id!r} has width {document.shape[1]}, the corpus has {dim}")
+        if not self._buffer.room(document.shape[0]):
+            self.flush()
+        sql.insert_document(self._db, self._position, id, text, metadata)
+        if cut:
+            sql.insert_cut(self._db, self._position)
+        self._buffer.append(document)
+        self._pending.append(id)
+        self._position += 1
+
+    def flush(self) -> None:
+        """Writes what there is as one segment."""
+        if not self._pending:
+            return
+        bad = self._buffer.first_not_finite()
+        if bad is not None:
+            document, token, column = bad
+            raise ValueError(
+                f"document {self._pending[document]!r} holds NaN or infinity in {_name(self._coding.dtype)}, at token "
+                f"{token}, column {column}; nothing was added"
+            )
+        tokens, offsets = self._buffer.tokens, self._buffer.offsets
+        if not self._coding.trained:
+            if not len(tokens):
+                raise ValueError(
+                    f"the first documents are what {self._coding.name} codes are trained on, and these have no tokens; "
+                    "add others first, or give `like` to `create`"
+                )
+            self._coding = self._coding.train(tokens, offsets)
+            sql.insert_codebook(self._db, write_codebook(self._folder, self._coding))
+        tensors = self._coding.encode(tokens, offsets)
+        first = self._position - len(self._pending)
+        sql.insert_segment(self._db, write_segment(self._folder, self._number, tensors, offsets, first))
+        self._number += 1
+        self._pending.clear()
+        self._buffer.clear()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,279 @@
+"""What can be asked of a corpus on disk: a snapshot at a time, whatever writers do meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..packed import Packed
+from . import catalogue
+from . import rows as sql
+from .catalogue import Catalogue
+from .checking import problems_of
+from .coding import Coding
+from .documents import Id, check_id, id_list
+from .filtering import check_filter
+from .segments import Segment, open_codebook, open_segment
+
+
+class Document(NamedTuple):
+    """One stored document; `embeddings` is a copy, [L, D] in the corpus' `dtype`: what was added where floats are kept
+    (beside codes too), else what the codes stand for."""
+
+    id: Id
+    embeddings: Tensor
+    text: str | None
+    metadata: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a corpus holds. `tokens` and `bytes` count what is on the disk, deleted documents included.
+
+    `cut` counts documents whose text goes on behind what was encoded of it; None for a corpus made before this was
+    kept. `exact` is the dtype of the float copy beside codes, None without one; `options` are those of the codec.
+    """
+
+    documents: int
+    cut: int | None
+    deleted: int
+    tokens: int
+    segments: int
+    bytes: int
+    dim: int
+    dtype: str
+    exact: str | None
+    options: dict[str, Any]
+    encoder: str | None
+    format: int
+
+
+class Snapshot(NamedTuple):
+    """A corpus at one moment: segments in the order of adding, and how their tensors are read."""
+
+    generation: int
+    coding: Coding
+    segments: tuple[Segment, ...]
+
+    def segment_of(self, position: int) -> Segment:
+        """The segment that holds a document."""
+        return self.segments[bisect_right(self.segments, position, key=lambda segment: segment.record.first) - 1]
+
+    def places(self, positions: Tensor) -> Iterator[tuple[Segment, Tensor]]:
+        """The segments that hold documents of these positions, int64 and rising, with their rows."""
+        low = 0
+        while low < len(positions):
+            segment = self.segment_of(int(positions[low]))
+            high = int(torch.searchsorted(positions, segment.record.last, right=True))
+            yield segment, segment.rows(positions[low:high])
+            low = high
+
+
+class Selection(NamedTuple):
+    """What a search reads: a snapshot, and of each segment the rows (documents) to score, int64, ascending; None =
+    all. Segments without any are left out."""
+
+    snapshot: Snapshot
+    parts: list[tuple[Segment, Tensor | None]]
+
+    @property
+    def documents(self) -> int:
+        """How many."""
+        return sum(segment.record.documents if rows is None else len(rows) for segment, rows in self.parts)
+
+
+class Reader:
+    """An open corpus, read only."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._folder = self.path / "segments"
+        self._catalogue = Catalogue(self.path)
+        self._lock = threading.Lock()
+        with self._catalogue.reading() as db:
+            self._settings = sql.settings(db, self._catalogue.path)
+            made = self._settings
+            coding = Coding(made.dim, made.dtype, made.exact, made.options)
+            self._snapshot = Snapshot(-1, coding, ())
+            self._refresh(db)
+
+    @property
+    def dim(self) -> int:
+        """Width D of every embedding, known since the corpus was opened."""
+        return self._settings.dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What embeddings and queries are converted to: the dtype kept, of codes that of the copy beside them, or
+        float32 without one."""
+        return self.coding.dtype
+
+    @property
+    def coding(self) -> Coding:
+        """How embeddings are kept."""
+        return self._snapshot.coding
+
+    @property
+    def encoder(self) -> str | None:
+        """Name of the model whose embeddings these are, None if `create` was given none."""
+        return self._settings.encoder
+
+    def __len__(self) -> int:
+        return self.info().documents
+
+    def __contains__(self, id: object) -> bool:
+        with self._catalogue.reading() as db:
+            return sql.find(db, check_id(id)) is not None
+
+    def __repr__(self) -> str:
+        name, kind = type(self).__name__, self._settings.dtype
+        return f"{name}({str(self.path)!r}, {len(self)} documents, {kind} [*, {self.dim}])"
+
+    def get(self, id: Id) -> Document:
+        """One document.
+
+        Raises:
+            KeyError: an id that is not there.
+            TypeError, ValueError: an id that no document can have.
+            CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
+        """
+        with self._catalogue.reading() as db:
+            position, found, text, metadata = sql.existing(db, check_id(id), "position, id, text, metadata")
+            snapshot = self._refresh(db)
+        segment = snapshot.segment_of(position)
+        local = segment.row(position)
+        start, length = segment.starts[local : local + 1], segment.lengths[local : local + 1]
+        kept = segment.tensors.get("tokens", segment.tensors.get("exact"))
+        if kept is not None:
+            embeddings = kept[int(start) : int(start + length)].clone()
+        else:
+            codes = snapshot.coding.documents(segment.tensors, segment.starts, segment.lengths, segment.longest)
+            decoded = codes[local].dequantize(snapshot.coding.dtype)  # type: ignore[index]
+            assert isinstance(decoded, Packed)
+            embeddings = decoded.tokens
+        return Document(found, embeddings, text, None if metadata is None else json.loads(metadata))
+
+    def texts(self, ids: Iterable[Id]) -> dict[Id, str | None]:
+        """The texts of those of `ids` that are in the corpus, None for a document without one.
+
+        Raises:
+            TypeError, ValueError: an id that no document can have, or a single str instead of ids.
+            FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
+        """
+        with self._catalogue.reading() as db:
+            found = ((id, sql.find(db, id, "text")) for id in id_list(ids))
+            return {id: row[0] for id, row in found if row is not None}
+
+    def metadata(self, ids: Iterable[Id]) -> dict[Id, dict[str, Any] | None]:
+        """The metadata of those of `ids` that are in the corpus, None for a document without any. Errors as `texts`."""
+        with self._catalogue.reading() as db:
+            found = ((id, sql.find(db, id, "metadata")) for id in id_list(ids))
+            return {id: json.loads(row[0]) if row[0] else None for id, row in found if row is not None}
+
+    def ids(self) -> list[Id]:
+        """All ids, in the order in which they were added.
+
+        Raises:
+            FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
+        """
+        with self._catalogue.reading() as db:
+            return [row[0] for row in db.execute("SELECT id FROM documents WHERE deleted = 0 ORDER BY position")]
+
+    def info(self) -> Info:
+        """What the corpus holds now, read from the catalogue alone.
+
+        Raises:
+            FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
+        """
+        with self._catalogue.reading() as db:
+            made = sql.settings(db, self._catalogue.path)
+            records, cut, format = sql.segment_records(db), sql.count_cut(db), catalogue.format_of(db)
+        deleted = sum(r.deleted for r in records)
+        return Info(
+            documents=sum(r.documents for r in records) - deleted,
+            cut=cut,
+            deleted=deleted,
+            tokens=sum(r.tokens for r in records),
+            segments=len(records),
+            bytes=sum(r.bytes for r in records) + (made.codebook.bytes if made.codebook else 0),
+            dim=self.dim,
+            dtype=made.dtype,
+            exact=made.exact,
+            options=dict(made.options),
+            encoder=self.encoder,
+            format=format,
+        )
+
+    def check(self) -> list[str]:
+        """Read every byte and compare it with the catalogue; returns what is wrong, [] for a sound corpus."""
+        return problems_of(self.path)
+
+    def select(self, subset: Iterable[Id] | None = None, filter: Mapping[str, Any] | None = None) -> Selection:
+        """What a search reads now.
+
+        Raises:
+            KeyError: an id of `subset` that is not there.
+            TypeError, ValueError: a filter of another form.
+        """
+        wanted = None if subset is None else set(id_list(subset))
+        fields = None if filter is None else check_filter(filter)
+        with self._catalogue.reading() as db:
+            snapshot = self._refresh(db)
+            positions = None if wanted is None else {sql.position_of(db, id) for id in wanted}
+            if fields:
+                found = sql.matching(db, fields)
+                positions = set(found) if positions is None else positions.intersection(found)
+        if positions is None:
+            return Selection(snapshot, [(segment, segment.kept) for segment in snapshot.segments])
+        chosen = torch.tensor(sorted(positions), dtype=torch.int64)
+        return Selection(snapshot, list(snapshot.places(chosen)))
+
+    def locate(self, ids: Iterable[Id]) -> tuple[Selection, list[int]]:
+        """A snapshot with these documents selected, and the position of each.
+
+        Raises:
+            KeyError: an id that is not there.
+        """
+        with self._catalogue.reading() as db:
+            snapshot = self._refresh(db)
+            positions = [sql.position_of(db, id) for id in ids]
+        chosen = torch.tensor(sorted(set(positions)), dtype=torch.int64)
+        return Selection(snapshot, list(snapshot.places(chosen))), positions
+
+    def ids_at(self, positions: Iterable[int]) -> dict[int, Id]:
+        """Ids by position, deleted documents included until `compact` drops them."""
+        with self._catalogue.reading() as db:
+            query = "SELECT id FROM documents WHERE position = ?"
+            found = ((position, db.execute(query, (position,)).fetchone()) for position in positions)
+            return {position: row[0] for position, row in found if row is not None}
+
+    def _refresh(self, db: Any) -> Snapshot:
+        """The corpus as the catalogue has it now; segments that did not change stay open."""
+        with self._lock:
+            made = sql.settings(db, self._catalogue.path)
+            before = self._snapshot
+            if made.generation != before.generation:
+                coding = before.coding
+                if made.codebook is not None and coding.tables is None:
+                    coding = open_codebook(self._folder, made.codebook, coding)
+                known = {segment.record.number: segment for segment in before.segments}
+                found = tuple(self._open(db, known, record, coding) for record in sql.segment_records(db))
+                self._snapshot = Snapshot(made.generation, coding, found)
+            return self._snapshot
+
+    def _open(self, db: Any, known: Mapping[int, Segment], record: sql.SegmentRecord, coding: Coding) -> Segment:
+        segment = known.get(record.number)
+        if segment is None:
+            segment = open_segment(self._folder, record, coding)
+        elif segment.record == record:
+            return segment
+        return segment.without(record, sql.deleted_positions(db, record) if record.deleted else [])

@@ -1,0 +1,192 @@
+"""Embeddings that other programs wrote, into a corpus: every form, in bounded memory, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from stores import document
+
+from maxsim.corpus import files
+from maxsim.search import Corpus
+
+LENGTHS = [3, 0, 2, 5, 0, 0]
+DOCUMENTS = [document(i, length) for i, length in enumerate(LENGTHS)]
+TOKENS = torch.cat(DOCUMENTS)
+OFFSETS = torch.tensor([0, *np.cumsum(LENGTHS)])
+IDS = ["a", "b", "ü", "1", "e", "f"]
+PADDED = torch.stack([torch.cat([d, torch.full((5 - len(d), 8), 9.0)]) for d in DOCUMENTS])
+
+
+def npz(path, **arrays):
+    np.savez(path, **arrays)
+
+
+def packed_npz(path):
+    np.savez(path, tokens=TOKENS.numpy(), offsets=OFFSETS.numpy(), ids=np.array(IDS))
+
+
+FORMS = {
+    "packed.npz": packed_npz,
+    "compressed.npz": lambda path: np.savez_compressed(
+        path, embeddings=TOKENS.numpy().astype(np.float16), lengths=np.array(LENGTHS), ids=np.array(IDS)
+    ),
+    "padded.npz": lambda path: np.savez(path, embeddings=PADDED.numpy(), lengths=np.array(LENGTHS), ids=np.array(IDS)),
+    "named.npz": lambda path: np.savez(path, **{id: d.numpy() for id, d in zip(IDS, DOCUMENTS, strict=True)}),
+    "packed.pt": lambda path: torch.save({"tokens": TOKENS, "lengths": torch.tensor(LENGTHS)}, path),
+    "list.pt": lambda path: torch.save(DOCUMENTS, path),
+    "named.pt": lambda path: torch.save(dict(zip(IDS, DOCUMENTS, strict=True)), path),
+    "packed.safetensors": lambda path: save_file({"tokens": TOKENS.bfloat16(), "offsets": OFFSETS}, path),
+    "padded.safetensors": lambda path: save_file({"embeddings": PADDED, "lengths": torch.tensor(LENGTHS)}, path),
+    "named.safetensors": lambda path: save_file(dict(zip(IDS, DOCUMENTS, strict=True)), path),
+}
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form(tmp_path, monkeypatch, form, block_bytes):
+    monkeypatch.setattr(files, "BLOCK_BYTES", block_bytes)
+    FORMS[form](tmp_path / form)
+    corpus = Corpus.create(tmp_path / "store", 8)
+    assert corpus.add_file(tmp_path / form) == 6
+    named = "named" in form or form.endswith("npz")
+    ids = IDS if named else [f"{form}:{number}" for number in range(1, 7)]
+    assert set(corpus.ids()) == set(ids)
+    for id, tokens in zip(ids, DOCUMENTS, strict=True):
+        assert torch.equal(corpus.get(id).embeddings, tokens.half())
+    assert corpus.add_file(tmp_path / form, replace=True) == 6
+    assert len(corpus) == 6
+
+
+def test_npy(tmp_path):
+    np.save(tmp_path / "x.npy", PADDED.numpy())
+    corpus = Corpus.create(tmp_path / "store", 8)
+    corpus.add_file(str(tmp_path / "x.npy"))
+    assert corpus.ids() == [f"x.npy:{number}" for number in range(1, 7)]
+    assert torch.equal(corpus.get("x.npy:4").embeddings, PADDED[3].half())
+
+
+@pytest.mark.parametrize("kind", ["lists", "fixed", "large"])
+def test_parquet(tmp_path, kind):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    inner = pa.list_(pa.float32(), 8) if kind == "fixed" else pa.list_(pa.float32())
+    outer = pa.large_list(inner) if kind == "large" else pa.list_(inner)
+    table = pa.table(
+        {
+            "id": pa.array(IDS),
+            "embeddings": pa.array([d.tolist() for d in DOCUMENTS], outer),
+            "text": pa.array(["x", None, "y", "z", "", "w"]),
+            "year": pa.array([1, 2, None, 4, 5, 6]),
+        }
+    )
+    parquet.write_table(table, tmp_path / "x.parquet", row_group_size=2)
+    corpus = Corpus.create(tmp_path / "store", 8)
+    assert corpus.add_file(tmp_path / "x.parquet") == 6
+    assert corpus.ids() == IDS
+    for id, tokens in zip(IDS, DOCUMENTS, strict=True):
+        assert torch.equal(corpus.get(id).embeddings, tokens.half())
+    assert (corpus.get("a").text, corpus.get("b").text, corpus.get("a").metadata) == ("x", None, {"year": 1})
+    assert corpus.get("ü").metadata is None
+    bad = pa.table({"id": IDS[:2], "embeddings": pa.array([[[1.0] * 8], [[1.0] * 8, [2.0]]])})
+    parquet.write_table(bad, tmp_path / "bad.parquet")
+    with pytest.raises(ValueError, match=r"bad.parquet: column 'embeddings' holds tokens of widths \[1, 8\]"):
+        corpus.add_file(tmp_path / "bad.parquet")
+    parquet.write_table(pa.table({"vector": [[1.0]]}), tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="expected a column named embeddings or"):
+        corpus.add_file(tmp_path / "none.parquet")
+    assert len(corpus) == 6
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("unpickled",)
+
+
+def evil_npz(path):
+    np.savez(path, tokens=TOKENS.numpy(), offsets=OFFSETS.numpy(), ids=np.array([Evil()] * 6, dtype=object))
+
+
+def cut_npz(path):
+    packed_npz(path)
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+BAD = {
+    "ids.pkl": (lambda p: p.write_bytes(pickle.dumps({0: "a"})), "a pickle runs whatever code .* ids as an array"),
+    "objects.npz": (evil_npz, "ids holds objects, which are pickled: save documents packed"),
+    "documents.npz": (
+        lambda p: npz(p, embeddings=np.array([Evil(), 1], dtype=object), lengths=np.array([1, 1])),
+        "embeddings holds objects, which are pickled",
+    ),
+    "objects.npy": (lambda p: np.save(p, np.array([Evil()], dtype=object)), "holds objects, which are pickled"),
+    "evil.pt": (lambda p: torch.save({"a": Evil()}, p), "holds more than tensors, which only unpickling"),
+    "flat.npy": (lambda p: np.save(p, np.ones((3, 8))), r"expected \[N, L, D\], got shape \[3, 8\]"),
+    "cut.npz": (cut_npz, "bytes, damaged"),
+    "cut.safetensors": (lambda p: p.write_bytes(b"\xff" * 30), "bytes, damaged"),
+    "text.csv": (lambda p: p.write_text("a,b"), r"expected one of \.npz, "),
+    "short.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 2, 9])),
+        "tokens end before the documents do",
+    ),
+    "long.npz": (lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 2])), "go on for 3 after the last"),
+    "falling.npz": (lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 7, 5])), "do not fall"),
+    "ids.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 5]), ids=np.array(["a", "b"])),
+        "1 documents, 2 ids",
+    ),
+    "floats.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 5]), ids=np.array([0.5])),
+        "ids must be one array of str or int, got float64",
+    ),
+    "unpacked.npz": (lambda p: npz(p, embeddings=np.ones((5, 8))), r"expected embeddings \[N, L, D\], or tokens"),
+    "width.npz": (lambda p: npz(p, a=np.ones((5, 7))), "width 7, the corpus has 8"),
+    "nan.npz": (lambda p: npz(p, a=np.full((5, 8), np.nan)), "'a' holds NaN"),
+    "ints.npz": (lambda p: npz(p, a=np.ones((5, 8), dtype=int)), "must hold floats"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_refused(tmp_path, capsys, name):
+    write, message = BAD[name]
+    write(tmp_path / name)
+    corpus = Corpus.create(tmp_path / "store", 8)
+    with pytest.raises((ValueError, TypeError), match=message):
+        corpus.add_file(tmp_path / name)
+    assert "unpickled" not in capsys.readouterr().out
+    assert len(corpus) == 0
+    assert list((corpus.path / "segments").iterdir()) == []
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    corpus = Corpus.create(tmp_path / "store", 8)
+    for name in ("x.npz", "x.npy", "x.safetensors", "x.pt"):
+        with pytest.raises(FileNotFoundError):
+            corpus.add_file(tmp_path / name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_large_file_takes_bounded_memory(tmp_path, environment):
+    """240 MB of float32 tokens, compressed and not, through segments of 8 MiB."""
+    code = (
+        "import sys, numpy as np, torch\n"
+        "from maxsim.corpus import segments\nfrom maxsim.search import Corpus\n"
+        "torch.set_num_threads(1); segments.SEGMENT_BYTES = 8 << 20\n"
+        "tokens = np.ones((10000, 128), dtype=np.float32)\n"
+        "def peak(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM'))\n"
+        "c = Corpus.create(sys.argv[1], 128)\n"
+        "c.add(['warm'], [torch.ones(3, 128)]); before = peak()\n"
+        "c.add_file(sys.argv[2]); assert len(c) == 481\n"
+        "c.add(range(48), (torch.ones(10000, 128) for _ in range(48)))\n"
+        "assert peak() - before < 120_000, (before, peak())\n"
+    )
+    tokens = np.ones((480_000, 128), dtype=np.float32)
+    np.savez(tmp_path / "x.npz", tokens=tokens, lengths=np.full(480, 1000))
+    del tokens
+    command = [sys.executable, "-c", code, tmp_path / "store", tmp_path / "x.npz"]
+    subprocess.run(command, env=environment, check=True)

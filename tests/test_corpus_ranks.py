@@ -1,0 +1,227 @@
+"""One search by several processes: the hits of one process, and failures that reach every rank. Functions named `on_*`
+run on the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+from stores import document, fill, ranking
+
+from maxsim.corpus import segments
+from maxsim.search import Corpus, ranks, together
+
+DIM = 8
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    group = Ranks(2)
+    yield group
+    group.close()
+
+
+@pytest.fixture(params=[{}, {"dtype": "int8", "exact": "float32"}, {"dtype": "int8"}], ids=["float16", "exact", "int8"])
+def corpus(request, tmp_path, monkeypatch):
+    """Many segments; equal scores on both ranks."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 200)
+    corpus = Corpus.create(tmp_path / "store", DIM, **request.param)
+    fill(corpus, [3, 1, 9, 4, 0, 7] * 8)
+    corpus.delete(["d3", "d11"])
+    corpus.update(["d5", "d6"], metadata=[{"lang": "de"}, {"lang": "en"}])
+    return corpus
+
+
+def shard(path, **more):
+    return Corpus.open(path, shard=(dist.get_rank(), dist.get_world_size()), **more)
+
+
+def on_search(path, queries, k, more, home):
+    """Hits, and how long it took."""
+    start = time.monotonic()
+    try:
+        hits = [[tuple(hit) for hit in hits] for hits in together(shard(path, home=home), queries, k, **more)]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    return hits, time.monotonic() - start
+
+
+QUERIES = [document(1, 3), document(2, 1), torch.empty(0, DIM), document(3, 5)]
+
+
+@pytest.mark.parametrize("home", [None, "device"])
+def test_the_hits_of_one_process(two, corpus, home):
+    cases = [(QUERIES, k, {}) for k in (0, 1, 7, 10**9)]
+    cases += [(QUERIES, 5, {"subset": ["d1", "d5", "d20", "d47"]}), (QUERIES, 5, {"filter": {"lang": ["de", "en"]}})]
+    cases += [([], 3, {}), (QUERIES, 3, {"subset": []})]
+    for queries, k, more in cases:
+        alone = [[tuple(hit) for hit in hits] for hits in corpus.search(queries, k, **more)]
+        for hits, _ in two.run(on_search, corpus.path, queries, k, more, home):
+            assert hits == alone
+
+
+@pytest.mark.parametrize("kept", [{}, {"dtype": "int8", "exact": "float16"}], ids=["floats", "codes"])
+def test_one_segment_and_none(two, tmp_path, kept):
+    corpus = Corpus.create(tmp_path / "store", DIM, **kept)
+    assert [hits for hits, _ in two.run(on_search, corpus.path, QUERIES, 5, {}, None)] == [[[], [], [], []]] * 2
+    documents = fill(corpus, [2, 3])
+    wanted = [[tuple(hit) for hit in ranking(query, documents)[:5]] for query in QUERIES]
+    assert [hits for hits, _ in two.run(on_search, corpus.path, QUERIES, 5, {}, None)] == [wanted] * 2
+
+
+def on_fault(path, fault):
+    """Rank 1 meets a fault that rank 0 does not."""
+    if dist.get_rank() == 1 and fault == "scoring":
+        real = ranks.winners
+
+        def failing(*args):
+            raise MemoryError("no room on rank 1")
+
+        ranks.winners = failing
+        try:
+            return on_search(path, QUERIES, 3, {}, None)
+        finally:
+            ranks.winners = real
+    queries, k, more = QUERIES, 3, {}
+    if dist.get_rank() == 1:
+        queries = [QUERIES[0] * float("nan")] if fault == "NaN" else queries
+        queries = QUERIES[::-1] if fault == "other queries" else queries
+        k = 4 if fault == "k" else k
+        more = {"subset": ["nobody"]} if fault == "subset" else more
+        more = {"subset": ["d1"]} if fault == "other subset" else more
+    return on_search(path, queries, k, more, None)
+
+
+FAULTS = {
+    "scoring": "MemoryError: no room on rank 1",
+    "NaN": "ValueError: queries hold NaN",
+    "subset": "nobody",
+    "k": "ranks do not ask the same",
+    "other queries": "ranks do not ask the same",
+    "other subset": "ranks search other documents, numbers by rank",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_reaches_every_rank_within_seconds(two, corpus, fault):
+    found = two.run(on_fault, corpus.path, fault)
+    for message, seconds in found:
+        assert FAULTS[fault] in message
+        assert seconds < 10
+    if fault in ("scoring", "NaN", "subset"):
+        assert found[0][0].startswith("RankError: maxsim.distributed: rank 1 of 2 failed: ")
+    assert two.run(on_search, corpus.path, QUERIES, 3, {}, None)[0][0] == [
+        [tuple(hit) for hit in hits] for hits in corpus.search(QUERIES, 3)
+    ]
+
+
+def on_wrong_shard(path):
+    try:
+        together(Corpus.open(path), QUERIES, 1)
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_corpus_without_its_shard_is_refused(two, corpus):
+    for message in two.run(on_wrong_shard, corpus.path):
+        assert "expected (0, 2) on this rank" in message or "expected (1, 2) on this rank" in message
+
+
+def on_change(path):
+    """Rank 0 compacts and deletes after rank 1 has chosen what to search."""
+    corpus = shard(path)
+    real = Corpus.ids_at
+    calls = []
+
+    def late(self, positions):
+        calls.append(1)
+        if dist.get_rank() == 0 and len(calls) == 1:
+            other = Corpus.open(path)
+            other.delete(["d0", "d2"])
+            other.compact()
+        dist.barrier()
+        return real(self, positions)
+
+    Corpus.ids_at = late
+    try:
+        return [[hit.id for hit in hits] for hits in together(corpus, QUERIES, 99)], len(calls)
+    finally:
+        Corpus.ids_at = real
+
+
+def test_a_corpus_that_changes_meanwhile_is_searched_again(two, corpus):
+    found = two.run(on_change, corpus.path)
+    after = [[hit.id for hit in hits] for hits in corpus.search(QUERIES, 99)]
+    assert [hits for hits, _ in found] == [after, after]
+    assert [calls for _, calls in found] == [2, 2]
+    assert "d0" not in after[0]
+
+
+def on_death(path):
+    corpus = shard(path)
+    if dist.get_rank() == 1:
+        os._exit(1)
+    start = time.monotonic()
+    try:
+        together(corpus, QUERIES, 3)
+    except Exception:
+        return time.monotonic() - start
+    return None
+
+
+def test_a_rank_that_dies_is_noticed_within_seconds(tmp_path):
+    corpus = Corpus.create(tmp_path / "store", DIM)
+    fill(corpus, [2, 3])
+    group = Ranks(2)
+    try:
+        assert group.run(on_death, corpus.path, dead=(1,))[0] < 10
+    finally:
+        group.close()
+
+
+def torchrun(*arguments, environment, size=2):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    command += [str(Path(__file__).parent / "fakes.py"), "0", *map(str, arguments)]
+    return subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+
+
+def test_torchrun(tmp_path, environment, monkeypatch):
+    from fakes import DIM, WordEncoder
+
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 64)
+    texts = ["the cat sat", "a dog ran far", "red green blue", "the dog sat", "sat"]
+    corpus = Corpus.create(tmp_path / "store", DIM, encoder="minilm")
+    corpus.add(range(5), WordEncoder().documents(texts), texts=texts)
+    assert corpus.info().segments > 2
+    (alone,) = corpus.search(WordEncoder().queries(["dog sat"]), 3)
+    done = torchrun("search", corpus.path, "dog sat", "-k", "3", "--json", "--device", "cpu", environment=environment)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)  # one rank's
+    assert [(hit["id"], hit["score"], hit["text"]) for hit in found["hits"]] == [
+        (hit.id, hit.score, texts[hit.id]) for hit in alone
+    ]
+    start = time.monotonic()
+    done = torchrun("search", tmp_path / "none", "dog", "--device", "cpu", environment=environment)
+    assert done.returncode == 1
+    assert "maxsim: " in done.stderr and "none is not a corpus" in done.stderr
+    assert time.monotonic() - start < 60
+
+
+def on_iterators(path):
+    corpus = shard(path)
+    return [[hit.id for hit in hits] for hits in together(corpus, iter(QUERIES), 9, (id for id in ["d1", "d5"]))]
+
+
+def test_iterators_are_read_once(two, corpus):
+    wanted = [[hit.id for hit in hits] for hits in corpus.search(QUERIES, 9, ["d1", "d5"])]
+    assert two.run(on_iterators, corpus.path) == [wanted] * 2
