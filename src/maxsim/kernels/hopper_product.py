@@ -20,7 +20,7 @@ from .hopper_maxima import ROWS
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, _score_partition
 from .hopper_stream import each_tile
 from .queries import kept_rows, sum_parts
-from .scores import PARTS_BYTES, Outputs
+from .scores_launch import PARTS_BYTES, Outputs
 from .sides import Side
 from .spans import kept_bits, kept_spans
 
