@@ -35,7 +35,8 @@ MEASURED = (
 )  # on sm_90
 EVERY_KERNEL = {
     "_scores_kernel", "_hopper_scores_kernel", "_hopper_few_kernel", "_hopper_few_decoded_kernel",
-    "_hopper_decoded_kernel", "_hopper_float32_kernel", "_hopper_wide_kernel",
+    "_hopper_decoded_kernel", "_hopper_product_kernel", "_hopper_product_scores_kernel",
+    "_hopper_float32_kernel", "_hopper_wide_kernel",
     "_hopper_wide_float32_kernel", "_query_tiles_kernel", "_query_halves_kernel", "_encode_kernel", "_sum_parts_kernel",
     "_sum_pieces_kernel", "_kept_rows_kernel",
     "_kept_spans_kernel", "_kept_bits_kernel", "_gradient_kernel",

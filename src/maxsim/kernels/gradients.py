@@ -128,7 +128,7 @@ class _Backward:
         self.K = max(per_query, 1)
         self.normalize = normalize
         self.rows, self.columns = tensors.winners.shape
-        self.config: GradientConfig = gradient_config(self.D)
+        self.config: GradientConfig = gradient_config(self.D, d.decoder is not None and d.decoder.codec < 0)
         self.sizes = (self.K, q.count, d.count, max(q.length, 1), max(d.length, 1), q.rows, d.rows)
         self.grad_strides = tensors.grad.stride() if self.grid else (tensors.grad.stride(0), 0)
         # documents of a query, one after another; else they lie in groups
