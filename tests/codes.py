@@ -22,7 +22,7 @@ def served(lane) -> tuple[str, ...]:
     if lane.backend == "cpu":
         return CODECS
     fp8 = lane.device == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
-    return ("int8", "residual") + (("fp8",) if fp8 else ())
+    return ("int8", "residual", "pq") + (("fp8",) if fp8 else ())
 
 
 def needs_codec(lane, codec: str) -> None:

@@ -125,6 +125,16 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         q, d = (tokens(4, 20, 128, dtype=brain).requires_grad_() for _ in range(2))
         maxsim.score_pairs(q, d, pairs, backend="triton").sum().backward()
 
+    def in_chunks(call):
+        from maxsim.kernels import gradients
+
+        def small():
+            kept, gradients.CHUNK_BYTES = gradients.CHUNK_BYTES, 1 << 10
+            call()
+            gradients.CHUNK_BYTES = kept
+
+        return small
+
     mask = torch.ones(4, 300, dtype=torch.bool)
 
     def dense(q, d, *masks, precision="highest", function=maxsim.score, **options):
@@ -143,6 +153,15 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         def call():
             made = maxsim.quantize(tokens(4, 300, 128), code, scale="token" if factors else None, **options)
             score(tokens(4, 32, 128).requires_grad_(), made, **options).sum().backward()
+
+        return call
+
+    def product(q, backend="triton", function=maxsim.score, wrap=None, masks=(), **options):
+        def call():
+            made = maxsim.quantize(torch.randn(4, 300, q.shape[-1]), "pq", **options)
+            found = function(q, made if wrap is None else wrap(made), *masks, backend=backend)
+            if q.requires_grad:
+                found.sum().backward()
 
         return call
 
@@ -167,6 +186,9 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         "codes-many": codes("triton", tokens(8, 32, 128), (240, 128), follow, winners=True),
         "train-codes": train_codes(True),
         "train-codes-normalize": train_codes(normalize=True),
+        "product": product(tokens(1, 32, 128)),
+        "product-odd": product(tokens(1, 32, 140, dtype=single), parts=28),
+        "train-product": product(tokens(4, 32, 128).requires_grad_()),
         "residual": residual(tokens(1, 32, 128), tokens(4, 300, 128), renormalize=True),
         "residual-many": residual(tokens(8, 32, 128, dtype=brain), packed(brain), True, bits=4),
         "residual-odd": residual(tokens(1, 32, 77), tokens(4, 300, 77), bits=1),
@@ -213,6 +235,7 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         "train-packed-long": train_packed_long,
         "train-pairs": train_pairs,
         "train-pairs-given": lambda: train_pairs(torch.zeros(300, 2, dtype=torch.int64)),
+        "train-views-chunks": in_chunks(train_views),
     }
     if capability == 90:
         known |= {
@@ -234,6 +257,16 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
             "hopper-residual-one-tile": residual(tokens(1, 128, 128), packed(half), backend="hopper", bits=8),
             "hopper-residual-matches": residual(
                 tokens(2, 300, 256), tokens(4, 300, 256), True, "hopper", bits=4, renormalize=True
+            ),
+            "hopper-product": product(tokens(1, 300, 128), "hopper", wrap=lambda made: made.compact()),
+            "hopper-product-matches": product(tokens(8, 32, 128), "hopper", maxsim.matches, masks=(None, mask, "zero")),
+            "hopper-few-product": product(tokens(1, 32, 128), "hopper"),
+            "hopper-few-product-long": product(tokens(1, 64, 128), "hopper"),
+            "hopper-few-product-matches": product(
+                tokens(1, 32, 128, dtype=brain), "hopper", maxsim.matches, masks=(None, mask)
+            ),
+            "hopper-few-product-candidates": product(
+                tokens(2, 32, 128), "hopper", wrap=lambda made: made[torch.zeros(2, 3, dtype=torch.int64)]
             ),
             "train-codes-e4m3": train_codes(code="fp8"),
             "hopper-codes": codes("hopper", tokens(1, 1024, 128), (4, 300, 128)),

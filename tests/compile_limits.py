@@ -4,11 +4,12 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # capability →
 CASES = (
     "text", "page", "page-bfloat16", "queries", "short-documents", "masked", "masked-zero", "normalize", "ragged",
     "ragged-both", "codes", "codes-many", "codes-wide", "train-codes", "train-codes-normalize",
+    "product", "product-odd", "train-product",
     "residual", "residual-many", "residual-odd", "residual-wide", "residual-float32", "train-residual",
     "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
     "float32-wide", "float32-wide-high",
     "train", "train-long", "train-float32", "train-candidates", "train-wide-normalize", "train-packed", "train-views",
-    "train-packed-long", "train-pairs", "train-pairs-given",
+    "train-packed-long", "train-pairs", "train-pairs-given", "train-views-chunks",
 )  # fmt: skip
 # Forward without winners at the usual widths: where a spill would show in the time (measured 2026-11-29: none).
 NEVER_SPILL = (
@@ -34,6 +35,7 @@ HOPPER = (
     "hopper-few-candidates", "hopper-few-candidates-ragged", "hopper-few-candidates-float32",
 )  # fmt: skip
 HOPPER_QUICK = (
+    "hopper-product", "hopper-few-product",
     "hopper-few-residual", "hopper-residual",
     "hopper", "hopper-few-codes", "hopper-split", "hopper-few-masked", "hopper-float32-high", "hopper-wide",
     "hopper-wide-float32",
@@ -45,6 +47,7 @@ SPILLS = {
     "_hopper_scores_kernel": 768, "_hopper_few_kernel": 640, "_hopper_float32_kernel": 2048,
     "_hopper_wide_kernel": 768, "_hopper_wide_float32_kernel": 1536, "_gradient_kernel": 128,
     "_hopper_few_decoded_kernel": 640, "_hopper_decoded_kernel": 2560,
+    "_hopper_product_kernel": 1536, "_hopper_product_scores_kernel": 1536,
 }  # fmt: skip
 
 

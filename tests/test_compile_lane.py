@@ -28,17 +28,19 @@ MEASURED = (
     "train",
     "train-long",
     "train-views",
+    "train-views-chunks",
     "train-packed-long",
     "train-pairs",
     "train-pairs-given",
 )  # on sm_90
 EVERY_KERNEL = {
     "_scores_kernel", "_hopper_scores_kernel", "_hopper_few_kernel", "_hopper_few_decoded_kernel",
-    "_hopper_decoded_kernel", "_hopper_float32_kernel", "_hopper_wide_kernel",
+    "_hopper_decoded_kernel", "_hopper_product_kernel", "_hopper_product_scores_kernel",
+    "_hopper_float32_kernel", "_hopper_wide_kernel",
     "_hopper_wide_float32_kernel", "_query_tiles_kernel", "_query_halves_kernel", "_encode_kernel", "_sum_parts_kernel",
     "_sum_pieces_kernel", "_kept_rows_kernel",
-    "_kept_spans_kernel", "_kept_bits_kernel", "_keys_kernel", "_gradient_kernel",
-    "_piece_kernel", "_owners_kernel", "_count_kernel", "_begin_kernel", "_place_kernel",
+    "_kept_spans_kernel", "_kept_bits_kernel", "_gradient_kernel",
+    "_piece_kernel", "_owners_kernel", "_holders_kernel", "_count_kernel", "_begin_kernel", "_place_kernel",
 }  # fmt: skip
 
 

@@ -77,6 +77,28 @@ def test_portable(bits):
 
 
 @pytest.mark.interpreter
+@pytest.mark.parametrize(("D", "parts"), [(13, 13), (30, 2), (32, 4), (128, 16), (140, 28), (300, 15), (48, 1)])
+def test_portable_product(D, parts):
+    """Codewords whose sizes are powers of two, multiples of some, and odd."""
+    few = 3 if INTERPRETED else 40
+    made = quantize(tokens(1, few, 9, D), "pq", parts=parts)
+    for dtype in (torch.float32, torch.float16):
+        agree(tokens(2, 2, 5, D, dtype=dtype), made, "triton")
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("parts", [3, 8])
+def test_gradients_of_queries_of_product_codes(parts):
+    made = quantize(tokens(1, 5, 9, 24), "pq", parts=parts)
+    grads = []
+    for documents in (made, made.dequantize(torch.float16)):
+        leaf = tokens(2, 3, 5, 24).requires_grad_()
+        maxsim.score(leaf, documents, backend="triton").sum().backward()
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.interpreter
 def test_gradients_of_queries():
     made = quantize(tokens(1, 5, 9, 24), "residual", renormalize=True, centroids=7)
     grads = []

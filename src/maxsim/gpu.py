@@ -17,7 +17,7 @@ from .layout import Problem, Tokens
 from .quantized.codes import Codes
 from .result import Again
 
-SERVED = ("int8", "fp8", "residual")
+SERVED = ("int8", "fp8", "residual", "pq")
 MOST_WIDTH = (2**31 - 1) // 127**2  # of int8 codes, whose products are sums in int32
 MOST_TOKENS = 2**31 - 1025  # of one item: positions in it are 32-bit numbers, and a tile may go beyond the last
 
@@ -32,6 +32,11 @@ def codes_unsupported(documents: Tokens) -> list[str]:
     why = []
     if codes.codec == "int8" and codes.width > MOST_WIDTH:
         why.append(f"serves int8 codes of width 1 to {MOST_WIDTH}, not {codes.width}")
+    if codes.codec == "pq" and documents.data.numel() and not documents.ragged:
+        *items, row, _ = documents.data.stride()
+        apart = [step for step, count in zip(items, documents.data.shape, strict=False) if count > 1]
+        if row <= 0 or any(step % row for step in apart):
+            why.append("needs codes of documents whose distance is a multiple of their rows'")
     if codes.of_tokens() and not documents.ragged and documents.data.numel():
         item, row, _ = documents.data.stride()
         if row <= 0 or (documents.count > 1 and item != documents.max_length * row):
@@ -126,6 +131,9 @@ def side(tokens: Tokens) -> Side:
 def _decoder(codes: Codes | None) -> Decoder | None:
     if codes is None or codes.scaled:
         return None
+    if codes.books is not None:
+        _, words, size = codes.books.shape
+        return Decoder(-size, codes.books.contiguous(), words)
     assert codes.centroid is not None
     assert codes.centroids is not None
     inverses = None if codes.inverse is None else codes.inverse.reshape(-1)

@@ -15,14 +15,17 @@ from ..kernels.configs import (
     few_config,
     few_decoded_config,
     few_float32_config,
+    few_product_config,
     hopper_codes_config,
     hopper_config,
     hopper_decoded_config,
     hopper_float32_config,
+    hopper_product_config,
     power_of_two,
 )
 from ..kernels.hopper_few_launch import hopper_few
 from ..kernels.hopper_launch import hopper_scores
+from ..kernels.hopper_product import hopper_product, hopper_product_few
 from ..kernels.launches import Repeatable
 from ..kernels.scores_launch import PARTS_BYTES
 from ..layout import Problem, Tokens
@@ -53,12 +56,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
     why += codes_unsupported(d)
-    decoded = d.codes is not None and not d.codes.scaled
-    if d.codes is not None and decoded and not why:
-        if problem.dtype == torch.float32:
-            why.append(f"serves {d.codes.codec} codes for queries in float16 and bfloat16, not float32")
-        if d.width % 8 or hopper_decoded_config(d.width, d.codes.bits) is None:
-            why.append(f"serves {d.codes.codec} codes of widths that 8 divides up to 256, of 8 bits 128, not {d.width}")
+    if d.codes is not None and not d.codes.scaled and not why:
+        why += _decoded_unsupported(problem)
     if d.codes is not None and d.codes.factor is not None and (d.codes.codec != "int8" or d.width > 256):
         why.append(f"serves scales of tokens of int8 codes of width 1 to 256, not {d.codes.codec} {d.width}")
     if problem.normalize:
@@ -77,6 +76,24 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if q.ragged and q.count > 1 and q.max_length == q.data.shape[0]:  # offsets on the card: any may be the longest
         why.append("needs max_length of ragged queries, or would multiply for tokens that are not there")
     return why + _not_addressable(d)
+
+
+def _decoded_unsupported(problem: Problem) -> list[str]:
+    """Of documents whose codes are no numbers."""
+    codes = problem.documents.codes
+    assert codes is not None
+    why = []
+    if problem.dtype == torch.float32:
+        why.append(f"serves {codes.codec} codes for queries in float16 and bfloat16, not float32")
+    if codes.books is not None:
+        parts, _, size = codes.books.shape
+        if (parts, size) != (16, 8):
+            why.append(f"serves pq codes of 16 parts of 8 dimensions, not {parts} of {size}")
+        if problem.per_query and _few(problem, True) is None:
+            why.append(f"serves pq candidates of queries of up to 32 tokens, not {problem.queries.max_length}")
+    elif codes.width % 8 or hopper_decoded_config(codes.width, codes.bits) is None:
+        why.append(f"serves {codes.codec} codes of widths that 8 divides up to 256, of 8 bits 128, not {codes.width}")
+    return why
 
 
 def _single(problem: Problem) -> bool:
@@ -162,6 +179,8 @@ def _few(problem: Problem, winners: bool) -> FewConfig | None:
     q = problem.queries
     rows = (1 if problem.per_query else q.count) * max(16, power_of_two(q.max_length))
     codes = problem.documents.codes
+    if codes is not None and codes.codec == "pq":
+        return few_product_config(rows, winners)
     if codes is not None:
         if codes.scaled:
             return few_codes_config(q.width, rows, winners)
@@ -179,7 +198,9 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     own = problem.per_query
     precision, config, few = "native", hopper_config(q.width), _few(problem, winners)
     of_documents = side(d)
-    if of_documents.decoder is not None:
+    if d.codes is not None and d.codes.codec == "pq":
+        config = hopper_product_config()
+    elif of_documents.decoder is not None:
         decoded = hopper_decoded_config(q.width, of_documents.decoder.codec)
         assert decoded is not None
         config = decoded
@@ -193,13 +214,15 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
         precision = "f16x3" if float32_is_exact() else "f16"
         config = hopper_float32_config(q.width, precision, winners)
     with on_device(problem.device):
-        launch: Repeatable | None
-        if few is not None:
-            launch = hopper_few(
-                side(q), of_documents, out, rows, item or 0, processors, precision, problem.masked_zero, few, own
-            )
+        launch: Repeatable | None = None
+        places = out, rows, item or 0, processors
+        if d.codes is not None and d.codes.codec == "pq":
+            if few is not None:
+                hopper_product_few(side(q), of_documents, *places, problem.masked_zero, few, own)
+            else:
+                hopper_product(side(q), of_documents, *places, problem.masked_zero, config)
+        elif few is not None:
+            launch = hopper_few(side(q), of_documents, *places, precision, problem.masked_zero, few, own)
         else:
-            launch = hopper_scores(
-                side(q), of_documents, out, rows, item or 0, processors, precision, problem.masked_zero, config, own
-            )
+            launch = hopper_scores(side(q), of_documents, *places, precision, problem.masked_zero, config, own)
     return Scored(*out, again(launch, problem, out))

@@ -165,6 +165,18 @@ def few_codes_config(D: int, rows: int, winners: bool) -> FewConfig | None:
     return FewConfig(32, 128 if BLOCK_D == 128 else 64, BLOCK_D, 3, 3, 80)
 
 
+def few_product_config(rows: int, winners: bool) -> FewConfig | None:
+    """`few_config` for `pq` codes of 16 parts of 8 dimensions; the registers are the kernel's affair."""
+    if rows > (32 if winners else 64):
+        return None
+    return FewConfig(32 if rows <= 32 else 64, 64, 128, 4, 1, 0)
+
+
+def hopper_product_config() -> HopperConfig:
+    """`hopper_config` for such codes, which are rows of `raw_stages` tiles."""
+    return HopperConfig(128, 128, 3, raw_stages=1)
+
+
 def few_decoded_config(D: int, bits: int, rows: int, winners: bool) -> FewConfig | None:
     """`few_config` for codes of so many bits a dimension that are decoded."""
     if D > 128 or rows > (32 if winners else 64):
@@ -208,8 +220,8 @@ def hopper_float32_config(D: int, precision: str, winners: bool) -> HopperConfig
     return HopperConfig(128, BLOCK_D, 3, 2, 2, 64, 1, 2)
 
 
-def gradient_config(D: int) -> GradientConfig:
-    """The tiles of the backward for tokens of width D."""
+def gradient_config(D: int, words: bool = False) -> GradientConfig:
+    """The tiles of the backward for tokens of width D, or gathered from codewords, whose addresses take registers."""
     BLOCK_D = max(16, power_of_two(D))
     warps = 1 if BLOCK_D <= 256 else 4
     # us of queries and documents: 128x1024 vs 128x1024 588 and 1244 with 4 rows of 8 terms, 515 and 1188 with 2 of 16,
@@ -217,7 +229,7 @@ def gradient_config(D: int) -> GradientConfig:
     # (4 warps, 4 rows of 16: 5000 and 7850).
     terms = 32 if BLOCK_D <= 128 else max(1, 2048 * warps // BLOCK_D)
     # a piece's sum takes less than its entries do
-    return GradientConfig(max(1, terms // 8), min(terms, 8), BLOCK_D, warps, max(1024, 8 * BLOCK_D))
+    return GradientConfig(1 if words else max(1, terms // 8), min(terms, 8), BLOCK_D, warps, max(1024, 8 * BLOCK_D))
 
 
 def _documents(LD: int, programs: int, tokens: int) -> int:

@@ -101,6 +101,25 @@ def _residual(
 
 
 @triton.jit
+def _product(
+    codes, row, live, d_row, d_col, c, D, decoder, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr
+):  # fmt: skip
+    """Codewords of SIZE dimensions side by side, read by the widest power of two that divides it."""
+    table, words, ids, weights, inverses = decoder
+    ROWS: tl.constexpr = row.shape[0]
+    EACH: tl.constexpr = min(SIZE & -SIZE, BLOCK_D)
+    d = c + tl.arange(0, BLOCK_D // EACH) * EACH
+    part = d // SIZE
+    mask = (row >= 0)[:, None] if live is None else live[:, None]
+    if not EVEN_D:
+        mask = mask & (d < D)[None, :]
+    code = tl.load(codes + row.to(tl.int64)[:, None] * d_row + (part.to(tl.int64) * d_col)[None, :], mask=mask, other=0)
+    word = ((part * words)[None, :] + code.to(tl.int32)) * SIZE + (d % SIZE)[None, :]
+    x = tl.load(table + (word[:, :, None] + tl.arange(0, EACH)[None, None, :]), mask=mask[:, :, None], other=0.0)
+    return tl.reshape(x, [ROWS, BLOCK_D])
+
+
+@triton.jit
 def decoded(
     rows, row, live, c, decoder, CODEC: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_D: tl.constexpr, dtype: tl.constexpr
 ):  # fmt: skip
@@ -111,5 +130,8 @@ def decoded(
     decoder: a `Decoder`'s arguments but for the last, which is CODEC.
     """
     codes, d_row, d_col, D = rows
-    x = _residual(codes, row, live, d_row, d_col, c, D, decoder, CODEC, BLOCK_D, EVEN_D)
+    if CODEC > 0:
+        x = _residual(codes, row, live, d_row, d_col, c, D, decoder, CODEC, BLOCK_D, EVEN_D)
+    else:
+        x = _product(codes, row, live, d_row, d_col, c, D, decoder, -CODEC, BLOCK_D, EVEN_D)
     return x.to(dtype)

@@ -28,6 +28,7 @@ from .gluon_names import (
     wgmma,
     wgmma_wait,
 )
+from .hopper_codewords import tokens_of
 from .hopper_halves import halves_in_registers, of_registers, store_halves, token_of
 from .hopper_maxima import lowest, maximum
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
@@ -103,10 +104,12 @@ def _few_partition(
     NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
     Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
     BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
-    q_scales, scales, f_smem, EIGHTS: gl.constexpr = False,
+    q_scales, scales, f_smem, EIGHTS: gl.constexpr = False, GROUP: gl.constexpr = 0, table=None,
 ):  # fmt: skip
     """A warpgroup: scores a stream's documents against all query rows. K: each query has as many documents of its own,
-    and they are scored against its rows. EIGHTS: tiles begin at multiples of 8 rows."""
+    and they are scored against its rows. EIGHTS: tiles begin at multiples of 8 rows. table: of codes in tiles where
+    codewords begin; GROUP of several such."""
+    FIRST: gl.constexpr = GROUP * STAGES
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LQ, 256 // q_smem.dtype.primitive_bitwidth]
     )
@@ -137,7 +140,7 @@ def _few_partition(
         )  # fmt: skip
         q_scale = None
         if d_smem.dtype != gl.float32:
-            keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem.index(0), by_row, Q_ALIGNED)
+            keep_queries(q_ptr, q_at, q_live, q_col, D, q_smem.index(GROUP), by_row, Q_ALIGNED)
         else:
             q_scale = store_halves(q_ptr, q_at, q_live, q_col, D, q_smem, by_row, layout)
         fence_async_shared()
@@ -163,11 +166,20 @@ def _few_partition(
             best = none
             best_at = nowhere
             while run:
-                stage = step % STAGES
+                stage = FIRST + step % STAGES
                 if d_bits is not None:
                     row = next_kept(d_bits, row, BLOCK_LD)
                 mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-                if d_smem.dtype == gl.float32:
+                if table is not None:
+                    tokens = tokens_of(d_smem.index(stage), table, min(ND, 1), layout, q_smem.dtype)
+                    sim = wgmma(
+                        tokens, q_smem.index(GROUP).permute((1, 0)),
+                        gl.zeros([BLOCK_LD, BLOCK_LQ], acc, layout), use_acc=False, is_async=True,
+                    )  # fmt: skip
+                    thread_barrier()
+                    mbarrier.arrive(empty.index(stage), count=1)
+                    sim = wgmma_wait(0, deps=[sim])
+                elif d_smem.dtype == gl.float32:
                     high, low, scale = halves_in_registers(d_smem.index(stage), layout)
                     thread_barrier()
                     mbarrier.arrive(empty.index(stage), count=1)
@@ -188,6 +200,10 @@ def _few_partition(
                     word = gl.load(d_bits + (here >> 5))
                     sim = gl.where((((word >> (here & 31)) & 1) != 0)[:, None], sim, lowest(acc))
                 inside = run
+                if table is not None and winners_ptr is None:  # what is selected takes as long as what is multiplied
+                    if (first <= row) & (past > row + BLOCK_LD):
+                        best = maximum(best, sim)
+                        inside = past <= row
                 while inside:
                     inner = (here >= first) & (here < past)
                     new = maximum(best, gl.where(inner[:, None], sim, lowest(acc)))

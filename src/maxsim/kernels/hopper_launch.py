@@ -142,7 +142,7 @@ def hopper_scores(
     programs = (processors, 1, 1)
     all_bits = None if d.mask is None or d.starts is None else kept_bits(d.mask)
     for first in range(0, d.count, step):
-        part = _documents(d, first, min(step, d.count - first))
+        part = documents_from(d, first, min(step, d.count - first))
         starts, ends, bits, gaps = part.starts, part.ends, None, None
         if part.mask is not None:
             starts, ends, gaps = kept_spans(part, d_item, masked_zero)
@@ -156,7 +156,7 @@ def hopper_scores(
         for pair in range(0, q_tiles, pairs):
             here = min(pairs, q_tiles - pair)
             arguments = (
-                _from(out.winners, first), _from(out.maxima, first),
+                rows_from(out.winners, first), rows_from(out.maxima, first),
                 q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits,
                 gaps, here, q.count, part.count, q.length,
                 min(d.length, d_rows),  # 32 bits
@@ -238,17 +238,17 @@ def factors_of(d: Side, rows: int, BLOCK_LD: int) -> TensorDescriptor | None:
     return TensorDescriptor(d.factors, [rows], [1], [BLOCK_LD], layout)
 
 
-def _documents(d: Side, first: int, count: int) -> Side:
+def documents_from(d: Side, first: int, count: int) -> Side:
     """Some of the documents, padded ones with rows and mask counted from the first of them."""
-    d = d._replace(count=count, scales=_from(d.scales, first))
+    d = d._replace(count=count, scales=rows_from(d.scales, first))
     if d.starts is not None and d.ends is not None:
         return d._replace(starts=d.starts[first : first + count], ends=d.ends[first : first + count])
     mask = None if d.mask is None else d.mask[first : first + count]
     row = first * (d.item // d.row)
     decoder = None if d.decoder is None else d.decoder.begin(row)
-    return d._replace(data=d.data[first : first + count], mask=mask, factors=_from(d.factors, row), decoder=decoder)
+    return d._replace(data=d.data[first : first + count], mask=mask, factors=rows_from(d.factors, row), decoder=decoder)
 
 
-def _from(table: Tensor | None, first: int) -> Tensor | None:
+def rows_from(table: Tensor | None, first: int) -> Tensor | None:
     """The rows of a table from one on."""
     return None if table is None else table[first:]
