@@ -125,6 +125,16 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         q, d = (tokens(4, 20, 128, dtype=brain).requires_grad_() for _ in range(2))
         maxsim.score_pairs(q, d, pairs, backend="triton").sum().backward()
 
+    def in_chunks(call):
+        from maxsim.kernels import gradients
+
+        def small():
+            kept, gradients.CHUNK_BYTES = gradients.CHUNK_BYTES, 1 << 10
+            call()
+            gradients.CHUNK_BYTES = kept
+
+        return small
+
     mask = torch.ones(4, 300, dtype=torch.bool)
 
     def dense(q, d, *masks, precision="highest", function=maxsim.score, **options):
@@ -225,6 +235,7 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
         "train-packed-long": train_packed_long,
         "train-pairs": train_pairs,
         "train-pairs-given": lambda: train_pairs(torch.zeros(300, 2, dtype=torch.int64)),
+        "train-views-chunks": in_chunks(train_views),
     }
     if capability == 90:
         known |= {

@@ -9,7 +9,7 @@ CASES = (
     "matches", "odd", "wide", "candidates", "float32-highest", "float32-high", "float32-medium",
     "float32-wide", "float32-wide-high",
     "train", "train-long", "train-float32", "train-candidates", "train-wide-normalize", "train-packed", "train-views",
-    "train-packed-long", "train-pairs", "train-pairs-given",
+    "train-packed-long", "train-pairs", "train-pairs-given", "train-views-chunks",
 )  # fmt: skip
 # Forward without winners at the usual widths: where a spill would show in the time (measured 2026-11-29: none).
 NEVER_SPILL = (

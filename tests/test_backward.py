@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from lanes import CUDA, INTERPRETED, TRITON, integers, interpreter_when
+from lanes import CUDA, INTERPRETED, TRITON, integers, interpreter_when, random
 
 import maxsim
 
@@ -61,7 +61,7 @@ def test_lists_are_a_stable_sort(columns, length, ragged, short_lists):
     side = side_of(documents)
     steps = Steps(3, [])
     noted = side._replace(starts=Slot(1), ends=Slot(2)) if ragged else side
-    found = lists(steps, Slot(0), noted, 0, 3, 3, columns, None)
+    found = lists(steps, Slot(0), noted, 0, 3, columns, None, None)
     rooms = [torch.empty(count, dtype=dtype, device=DEVICE) for _, dtype, count in steps.rooms]
     made = [winners, side.starts, side.ends, *rooms]
     for step in steps.steps:
@@ -186,11 +186,122 @@ def test_one_rounding_and_the_same_bits(dtype):
     assert torch.equal(alone[1], found[1][1:2])
 
 
+OVERLAPPING = [3, 30, 0, 12, 12, 39, 5], [10, 9, 7, 0, 20, 1, 30]  # starts and lengths in 40 rows
+PLACES = [0, 7, 7, 20, 29, 40]
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    """Rows of more than 32 terms are long."""
+    from maxsim.kernels import gradients
+
+    config = gradients.gradient_config
+    monkeypatch.setattr(gradients, "gradient_config", lambda *sizes: dataclasses.replace(config(*sizes), PIECE=32))
+    gradients._plans.clear()
+    yield
+    gradients._plans.clear()
+
+
+def form_of(name, d):
+    if name == "padded":
+        return d.view(5, 8, 16)
+    return maxsim.Packed(d, PLACES) if name == "packed" else maxsim.Views(d, *OVERLAPPING)
+
+
+def rows_of(name):
+    """Where documents begin, and how many tokens they have."""
+    starts = {"padded": range(0, 40, 8), "packed": PLACES[:-1], "views": OVERLAPPING[0]}[name]
+    lengths = {"padded": [8] * 5, "packed": torch.tensor(PLACES).diff().tolist(), "views": OVERLAPPING[1]}[name]
+    return torch.tensor(list(starts)), torch.tensor(lengths)
+
+
+@interpreter_when(lambda paired, name, normalize: name == "views" and normalize != paired)
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("name", ["padded", "packed", "views"])
+@pytest.mark.parametrize("paired", [False, True], ids=["grid", "pairs"])
+def test_chunks(paired, name, normalize, monkeypatch, short_pieces):
+    """A row with entries in several chunks: the terms of all, once each. Of pairs none are of one document, many of
+    another; without pairs the number of chunks changes no bit."""
+    from maxsim.kernels import gradients
+
+    starts, lengths = rows_of(name)
+    make = random if normalize else integers
+    q, d = make(1, 5, 9, 16, device=DEVICE), make(2, 40, 16, device=DEVICE)
+    generator = torch.Generator().manual_seed(3)
+    pairs, rows = None, len(lengths)
+    document = torch.arange(rows)
+    if paired:
+        rows = 60
+        pairs = torch.randint(0, 5, (rows, 2), generator=generator)
+        pairs[:20, 1], pairs[pairs[:, 1] == 2, 1] = 4, 1
+        document = pairs[:, 1]
+    columns = 9 if paired else 45
+    winners = torch.rand(rows, columns, generator=generator) * (lengths[document][:, None] + 1)
+    winners = (winners.floor() - 1).to(torch.int16)
+    if not paired and lengths[4] > 0:
+        winners[4, 3:] = 2  # a long row
+    grad = make(4, *((rows,) if paired else (5, rows)))
+    wanted = torch.zeros(40, 16, dtype=torch.float64)
+    unit = torch.nn.functional.normalize if normalize else lambda x, dim: x
+    tokens, x = unit(q.double().cpu(), dim=-1), d.double().cpu().requires_grad_()
+    p, column = (winners >= 0).nonzero().T
+    query = pairs[p, 0] if paired else column // 9
+    terms = tokens[query, column % 9] * (grad[p] if paired else grad[query, p]).double()[:, None]
+    row = starts[document[p]] + winners[p, column]
+    (wanted,) = torch.autograd.grad((unit(x, dim=-1)[row] * terms).sum(), x)
+    found = []
+    sizes = [1 << 28, 4 * 9 * 17] if paired else [1 << 28, 8 * (45 + 30)]
+    if not INTERPRETED:  # which is slow
+        sizes += [*sizes, 1]
+    for size in sizes:
+        monkeypatch.setattr(gradients, "CHUNK_BYTES", size)
+        arguments = side_of(q), side_of(form_of(name, d)), winners.to(DEVICE), grad.to(DEVICE)
+        given = None if pairs is None else pairs.to(DEVICE)
+        of = gradients.gradients(*arguments, given, 0, normalize, False, True, q.dtype)[1]
+        found.append(of.cpu().view(40, 16))
+        if normalize:
+            torch.testing.assert_close(found[-1].double(), wanted, rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(found[-1].double(), wanted)
+        assert paired or torch.equal(found[-1], found[0])
+    if not INTERPRETED:
+        assert torch.equal(found[3], found[1])
+
+
 @pytest.mark.interpreter
-@pytest.mark.parametrize("form", ["padded", "packed", "unknown", "candidates", "spread", "few"])
+def test_views_have_the_bits_of_packed_documents(short_pieces):
+    """Each where they do not overlap, and where ranks give both the same as one after the other."""
+    from maxsim.distributed.blocks import Block, merged
+    from maxsim.distributed.shares import Shares
+    from maxsim.layout import make_problem
+
+    q, d = random(1, 5, 9, 16, device=DEVICE), random(2, 40, 16, device=DEVICE)
+    d[25] += q.mean((0, 1)) * 100  # wins much
+    grad = random(3, 5, 12, device=DEVICE)
+    starts, lengths = rows_of("packed")
+    shares = Shares(make_problem(q, d[:1]), "triton")
+
+    def block(start, length, consecutive):
+        ends = start + length
+        return Block(len(start), 40, 16, -1, int(length.max()), consecutive, start.to(DEVICE), ends.to(DEVICE))
+
+    def gradient(block, rows, grad):
+        winners = shares.scored(q, block, rows.reshape(-1), True).winners
+        return shares.gradients(q, block, rows.reshape(-1), winners, grad, (False, True))[1]
+
+    packed, views, over = block(starts, lengths, True), block(starts, lengths, False), block(*rows_of("views"), False)
+    alone = gradient(packed, d, grad[:, :5]), gradient(over, 2 * d, grad[:, 5:])
+    assert torch.equal(gradient(views, d, grad[:, :5]), alone[0])
+    both = gradient(merged([packed, over], d.device), torch.cat([d, 2 * d]), grad)
+    assert torch.equal(both, torch.cat(alone))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("form", ["padded", "packed", "unknown", "candidates", "spread", "few", "views"])
 def test_workspace(form):
-    """At most 4 bytes a winner, beside 4 a token row (packed ones: and 4 for their owners), in chunks of 256 MiB: what
-    a backward sets aside follows from sizes alone. (What sorts pairs comes to that.)"""
+    """At most 4 bytes a winner, in chunks of 256 MiB, beside 4 a token row (packed ones 8, of Views 12), and what rows
+    of one document leave to the next chunk: what a backward sets aside follows from sizes alone. (Sorted pairs come to
+    that, and documents that may overlap.)"""
     from maxsim.gpu import side
     from maxsim.kernels import gradients
     from maxsim.layout import make_problem
@@ -206,23 +317,31 @@ def test_workspace(form):
         documents = maxsim.Packed(d, offsets)
         assert documents.max_length == longest
         documents.max_length = documents.max_length if form == "packed" else ND * LD
+    elif form == "views":
+        documents = maxsim.Views(d, offsets[:-1], offsets.diff())
     else:
         documents = d.view(256, 16, LD, 128) if form == "candidates" else d.view(ND, LD, 128)
     problem = make_problem(q, documents)
     rows, columns = problem.winners_shape
-    pairs = None
+    pairs = places = marks = None
     if form == "spread":
-        rows, columns = 300000, LQ
+        rows, columns, marks = 300000, LQ, offsets
         pairs = torch.empty(rows, 2, dtype=torch.int64, device="meta")
+    if form == "views":
+        places = marks = offsets
     table, grad = (torch.empty(rows, n, dtype=torch.int16, device="meta") for n in (columns, ND))
     sides = side(problem.queries), side(problem.documents)
     tensors = [pairs, *(each for x in sides for each in (x.data, x.starts, x.ends))]
-    given = gradients._Inputs(table, grad, *tensors, None, None, pairs, pairs)
+    given = gradients._Inputs(
+        table, grad, *tensors, q_pairs=pairs, d_pairs=pairs, d_pair_offsets=pairs, d_marks=marks, d_held=places,
+        d_held_starts=places, d_reach=places,
+    )  # fmt: skip
     steps = gradients._Backward(*sides, given, problem.per_query, False, (True, True), sides[0].data.dtype).steps
-    allowed = 4 * rows * columns if pairs is not None else min(4 * rows * columns, gradients.CHUNK_BYTES)
-    tokens = 4 * ND * LD * (2 if form in ("packed", "unknown") else 1)
-    assert steps.bytes <= allowed + tokens + (1 << 16)
-    if form in ("padded", "packed"):
+    allowed = min(4 * rows * columns, gradients.CHUNK_BYTES)
+    tokens = 4 * ND * LD * {"packed": 2, "unknown": 2, "views": 3}.get(form, 1)
+    carried = 2 * 4 * 129 * {"spread": LD, "views": longest}.get(form, 0)
+    assert steps.bytes <= allowed + tokens + carried + (1 << 16)
+    if form in ("padded", "packed", "spread", "views"):
         assert len(steps.steps) > 10  # in many chunks
         assert steps.bytes > allowed // 2
 

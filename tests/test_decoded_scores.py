@@ -35,11 +35,14 @@ def problems(draw, lane):
     dtype = draw(st.sampled_from([dtype for dtype in DTYPES if dtype in lane.dtypes]))
     q_form, d_form = draw(st.sampled_from(QUERY_FORMS)), draw(st.sampled_from(DOCUMENT_FORMS))
     assume(not (dtype == torch.bfloat16 and {q_form, d_form} & set(NUMPY)))
-    D, seed = draw(st.integers(1, 140)), draw(st.integers(0, 2**16))
+    assume(not (lane.device == "cuda" and d_form in NUMPY))
+    widths = st.sampled_from((24, 128)) if lane.device == "cuda" else st.integers(1, 140)  # each is compiled
+    D, seed = draw(widths), draw(st.integers(0, 2**16))
     kinds = st.sampled_from(("none", "prefix", "left", "holes"))
     q_lengths, d_lengths = draw(LENGTHS), draw(LENGTHS)
-    q = build(q_form, make_side(seed, q_lengths, D, draw(kinds)), dtype, "cpu")
-    d = build(d_form, make_side(seed + 1, d_lengths, D, draw(kinds), bound=50), dtype, "cpu", copies=len(q_lengths))
+    q = build(q_form, make_side(seed, q_lengths, D, draw(kinds)), dtype, lane.device)
+    side = make_side(seed + 1, d_lengths, D, draw(kinds), bound=50)
+    d = build(d_form, side, dtype, lane.device, copies=len(q_lengths))
     codec = draw(st.sampled_from([codec for codec in CODECS if codec in codecs]))
     made = quantize(d.value(), document_mask=d.mask, **options(codec, D, seed))
     return q, made, dtype, draw(st.sampled_from(("exclude", "zero"))), d_form in CANDIDATES
@@ -70,14 +73,17 @@ def check(lane, data):
     ):  # fmt: skip
         assert torch.equal(a, b)
     if found.requires_grad and found.numel():
-        upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
+        upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(0)).to(found.device)
         found.backward(upstream)
         grads = [leaf.grad.clone() for leaf in q.leaves]
         for leaf in q.leaves:
             leaf.grad = None
         lane.score(q.value(), plain, q.mask, mask, masked).backward(upstream)
         for leaf, grad in zip(q.leaves, grads, strict=True):
-            assert torch.equal(leaf.grad, grad)
+            # on a GPU the order of a sum follows from how a compiler lays tiles out
+            assert (
+                torch.equal(leaf.grad, grad) if lane.backend == "cpu" else torch.allclose(leaf.grad, grad, 1e-3, 1e-3)
+            )
             leaf.requires_grad_(False)
     if candidates:
         return
@@ -94,6 +100,8 @@ def check(lane, data):
 @profile(150)
 @given(data=st.data())
 def test_any_problem(lane, data):
+    if lane.device == "cuda":
+        pytest.skip("compiles hundreds of kernels: at length")
     check(lane, data)
 
 
@@ -107,8 +115,10 @@ def test_any_problem_at_length(lane, data):
 @pytest.mark.parametrize("codec", CODECS)
 def test_same_bits_in_any_batch(lane, codec):
     needs_codec(lane, codec)
-    q, d = unit(5, 4, 7, 48), [unit(100 + n, 1 + 7 * n % 40, 48) for n in range(40)]
-    made = quantize(d, codec)
+    if lane.interpreted:
+        pytest.skip("NumPy's products have other bits in other tiles")
+    q, d = unit(5, 4, 7, 48).to(lane.device), [unit(100 + n, 1 + 7 * n % 40, 48) for n in range(40)]
+    made = quantize(d, codec).to(lane.device)
     found = lane.score(q, made)
     for n in (0, 17, 39):
         assert torch.equal(lane.score(q[2], made[n]), found[2:3, n : n + 1])
@@ -116,7 +126,7 @@ def test_same_bits_in_any_batch(lane, codec):
     assert torch.equal(lane.score(q, made[order]), found[:, order])
     if not lane.interpreted:  # whose products, NumPy's, have bits that depend on the tile
         table = order.view(4, 10)
-        assert torch.equal(lane.score(q, made[table]), found.gather(1, table))
+        assert torch.equal(lane.score(q, made[table]), found.gather(1, table.to(lane.device)))
     for threads in (1, 3):
         torch.set_num_threads(threads)
         assert torch.equal(lane.score(q, made), found)
@@ -126,7 +136,7 @@ def test_same_bits_in_any_batch(lane, codec):
 @pytest.mark.parametrize("normalize", [False, True])
 def test_normalized(lane, codec, normalize):
     needs_codec(lane, codec)
-    q, d = random(1, 3, 6, 32), random(2, 50, 7, 32)
+    q, d = (random(1 + n, *shape, 32, device=lane.device) for n, shape in enumerate(((3, 6), (50, 7))))
     made = quantize(d, codec, normalize=True)
     found = lane.score(q, made, normalize=normalize)
     unit_q = torch.nn.functional.normalize(q, dim=-1) if normalize else q
@@ -137,7 +147,7 @@ def test_normalized(lane, codec, normalize):
 def test_queries_that_are_not_finite(lane, codec):
     """As of plain documents."""
     needs_codec(lane, codec)
-    q, d = random(3, 3, 4, 16), random(4, 5, 6, 16)
+    q, d = (random(3 + n, *shape, 16, device=lane.device) for n, shape in enumerate(((3, 4), (5, 6))))
     made = quantize(d, codec)
     q[1, 2, 0], q[2, 0, 1] = float("nan"), INF
     found, wanted = lane.score(q, made), lane.score(q, made.dequantize())
@@ -147,7 +157,8 @@ def test_queries_that_are_not_finite(lane, codec):
 
 def test_blocks_are_decoded_on_the_way(lane):
     """Never the whole corpus: what is decoded at once does not grow with it."""
-    needs_codec(lane, "residual")
+    if lane.backend != "cpu":
+        pytest.skip("kernels decode a tile at a time, in registers")
     made = quantize(Packed(unit(1, 6000, 32), torch.arange(0, 6001, 60)), "residual", centroids=16)
     largest = []
     read = type(made.parameters).reader

@@ -8,28 +8,43 @@ import triton
 import triton.language as tl
 
 from .gradient_terms import sum_terms
-from .lists import SIZE, document_of, ends_of, entries_of, list_base, tokens_of
+from .lists import SIZE, ends_of, entries_of, item_of, list_base, position_of, tokens_of
 from .sides import span
 
 # Sizes never make a new variant; strides do.
 COMMON = (
-    "first", "documents", "first_row", "rows", "columns", "parts", "chunk_log2", "spare", "K", "NQ", "ND", "LQ", "LD",
-    "TQ", "TD", "grad_query", "grad_document", "d_group", "count", "none", "steps", "more", "piece_log2",
-    "words",
+    "first", "some", "items", "chunk", "carried_rows", "first_row", "rows", "columns", "parts", "chunk_log2",
+    "all_counters", "spare", "K", "NQ", "ND", "LQ", "LD", "TQ", "TD", "grad_query", "grad_document", "d_group", "count",
+    "steps", "more", "piece_log2", "words",
 )  # fmt: skip
 TABLES = (
-    "grad", "pairs", "pair_order", "pair_offsets", "q_starts", "q_ends", "q_owner", "d_starts", "d_ends", "d_owner",
-    "scales", "factors", "ids", "weights", "inverses",
+    "grad", "pairs", "pair_order", "pair_offsets", "marks", "held", "holders", "q_starts", "q_ends", "q_owner",
+    "d_starts", "d_ends", "d_owner", "scales", "factors", "ids", "weights", "inverses",
 )  # fmt: skip
+
+
+@triton.jit
+def _chunk_of_row(live, first, some, low, high, pair_offsets):
+    """Of a row that positions low to high may hold: whether it is of a chunk (without entries of the first), and
+    whether it has entries before and after the chunk."""
+    begin = low
+    end = tl.maximum(high, low)
+    if pair_offsets is not None:
+        begin = tl.load(pair_offsets + begin, mask=live, other=0).to(tl.int64)
+        end = tl.load(pair_offsets + end, mask=live, other=0).to(tl.int64)
+    within = live & (begin < end) & (begin < first + some) & (end > first)
+    mine = within | (live & (begin == end) & (first == 0))
+    return mine, within & (begin < first), within & (end > first + some)
 
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _gradient_kernel(
-    out, pieces, winners, grad, order, counters, pairs, pair_order, pair_offsets, q_ptr, d_ptr,
-    q_starts, q_ends, q_owner, d_starts, d_ends, d_owner, scales, factors,
-    first, documents, first_row, rows, columns, parts, chunk_log2, spare, K, NQ, ND, LQ, LD, TQ, TD, D,
+    out, pieces, carried, marks, winners, grad, order, counters, pairs, pair_order, pair_offsets, q_ptr, d_ptr,
+    q_starts, q_ends, q_owner, d_starts, d_ends, d_owner, held, holders, scales, factors,
+    first, some, chunk, carried_rows, first_row, rows, columns, parts, chunk_log2, all_counters, spare,
+    K, NQ, ND, LQ, LD, TQ, TD, D,
     grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
-    GRID: tl.constexpr, OF_QUERIES: tl.constexpr, SORTED: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr,
+    GRID: tl.constexpr, OF_QUERIES: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
     table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
@@ -44,93 +59,146 @@ def _gradient_kernel(
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
     terms = tl.zeros([ROWS * ENTRIES], tl.int32)
     d = tl.arange(0, BLOCK_D)
-    # the item that each row belongs to
+    # the item that each row belongs to; or the positions of those that may hold it, which are taken in turn
     n = row * 0
     i = row * 0
     doc = row * 0
-    if not SORTED:
-        if OF_QUERIES:
-            if q_owner is None:
-                n = row // LQ
-                i = row % LQ
-            else:
-                n = tl.load(q_owner + row, mask=real, other=-1).to(tl.int64)
-                real = real & (n >= 0)
-                n = tl.where(real, n, 0)
-                if not GRID:
-                    start, length = span(n, q_starts, q_ends, LQ, TQ)
-                    i = row - start
-                    real = real & (i < LQ)
+    low_position = row * 0
+    past_position = row * 0
+    turns = 1
+    if holders is not None:
+        low_position = tl.load(holders + row, mask=real, other=0).to(tl.int64)
+        past_position = tl.load(holders + rows + row, mask=real, other=0).to(tl.int64)
+        turns = tl.maximum(tl.max(past_position - low_position, 0), 0).to(tl.int32)
+    elif OF_QUERIES:
+        if q_owner is None:
+            n = row // LQ
+            i = row % LQ
         else:
-            if d_owner is None:
-                doc = tl.where(real, first + row // LD, first)
-                i = row % LD
-            else:
-                doc = tl.load(d_owner + row, mask=real, other=-1).to(tl.int64)
-                own = tl.load(d_owner + own_row, mask=mine, other=-1)
-                mine = mine & (((own >= first) & (own < first + documents)) | ((own < 0) & (first == 0)))
-                real = real & (doc >= first) & (doc < first + documents)
-                doc = tl.where(real, doc, first)
-                start, length = span(doc, d_starts, d_ends, LD, TD)
-                i = row - start
-                real = real & (i < LD)  # longer documents are cut there
-            if pairs is None:
-                if not GRID:
-                    n = doc // K
-    if pair_offsets is not None and not OF_QUERIES:
-        earlier, entries = entries_of(doc, first, columns, pair_offsets)
-        parts = tl.max((tl.where(real, entries, 0) + SIZE - 1) // SIZE, 0).to(tl.int32)
-    for part in range(parts):
-        at = row * 0
-        over = 0
-        to = row * 0
-        size = 0
-        skipped = part * SIZE
-        if SORTED:
-            low = tl.load(counters + row - 1, mask=real & (row > 0), other=0)
-            high = tl.load(counters + row, mask=real, other=0)
-        elif OF_QUERIES:
-            if GRID:
-                low = row * 0
-                high = tl.where(real, ND, low)
-            elif pairs is None:
-                low = n * K
-                high = low + tl.where(real, K, 0)
-            else:
-                low = tl.load(pair_offsets + n, mask=real, other=0).to(tl.int64)
-                high = tl.load(pair_offsets + n + 1, mask=real, other=0).to(tl.int64)
+            n = tl.load(q_owner + row, mask=real, other=-1).to(tl.int64)
+            real = real & (n >= 0)
+            n = tl.where(real, n, 0)
+            if not GRID:
+                i = row - span(n, q_starts, q_ends, LQ, TQ)[0]
+                real = real & (i < LQ)
+    else:
+        if d_owner is None:
+            doc = row // LD
+            if pair_offsets is None:
+                doc += first
+            doc = tl.where(real, doc, 0)
+            i = row % LD
         else:
-            at, over, to, size = list_base(doc, part, first, columns, pair_offsets)
-            before, all = entries_of(doc, first, columns, pair_offsets)
-            past = ends_of(counters, row - i, part, size, before, chunk_log2, rows, spare, pair_offsets) + i
-            there = real
-            if pair_offsets is not None:
-                there = real & (size > 0)
-            low = tl.load(past - 1, mask=there & (i > 0), other=0)
-            high = tl.load(past, mask=there, other=0)
-            high = tl.maximum(tl.minimum(high, size), low)
-        stop = high
-        if PIECE > 0:
-            stop = tl.where(high - low > PIECE, (low // PIECE + 1) * PIECE, high)
-        sum, some = sum_terms(
-            low, stop, slot, row if GRID else i, n, doc, at, over, to, size, skipped,
-            winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
-            columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
-            q_item, q_row, q_col, d_group, d_item, d_row, d_col,
-            GRID, OF_QUERIES, SORTED, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors, decoder, CODEC,
-        )  # fmt: skip
-        total += sum
-        terms += some
-        if PIECE > 0:
-            if tl.max(high - stop, 0) > 0:
-                # of each row: where the rest of its entries begins and ends
-                rest = tl.max(tl.reshape(stop, [ROWS, ENTRIES]), 1).to(tl.int64)
-                end = tl.max(tl.reshape(high, [ROWS, ENTRIES]), 1)
-                begins = tl.max(tl.reshape(before // PIECE, [ROWS, ENTRIES]), 1) + part * (SIZE // PIECE) - 1
-                for _ in range(tl.max((high - stop + PIECE - 1) // PIECE, 0)):
-                    value_ptrs = pieces + ((begins + rest // PIECE) * D)[:, None] + d[None, :]
-                    total += tl.load(value_ptrs, mask=(rest < end)[:, None] & (d < D)[None, :], other=0.0)
-                    rest += PIECE
+            doc = tl.load(d_owner + row, mask=real, other=-1).to(tl.int64)
+            real = real & (doc >= 0)
+            doc = tl.where(real, doc, 0)
+            i = row - span(doc, d_starts, d_ends, LD, TD)[0]
+            real = real & (i < LD)  # longer documents are cut there
+        low_position = doc
+        past_position = doc + real.to(tl.int64)
+    if (not OF_QUERIES) and ((d_owner is not None) or (holders is not None) or (pair_offsets is not None)):
+        within, begun, unfinished = _chunk_of_row(row < rows, first, some, low_position, past_position, pair_offsets)
+        real = real & within
+        mine = tl.max(tl.reshape(within.to(tl.int32), [ROWS, ENTRIES]), 1) > 0
+        if carried is not None:
+            # what chunks before this one found of a row, and in one column more whether that was anything
+            begun = tl.max(tl.reshape(begun.to(tl.int32), [ROWS, ENTRIES]), 1) > 0
+            unfinished = tl.max(tl.reshape(unfinished.to(tl.int32), [ROWS, ENTRIES]), 1) > 0
+            from_row = ((chunk % 2) * carried_rows + own_row - tl.load(marks + chunk)) * (D + 1)
+            total = tl.load(carried + from_row[:, None] + d[None, :], mask=begun[:, None] & (d < D)[None, :], other=0.0)
+            any_before = (tl.load(carried + from_row + D, mask=begun, other=0.0) > 0).to(tl.int32)
+            terms += tl.reshape(tl.broadcast_to(any_before[:, None], [ROWS, ENTRIES]), [ROWS * ENTRIES])
+    for turn in range(turns):
+        here = real
+        position = doc
+        if holders is not None:
+            position = low_position + turn
+            here = real & (position < past_position)
+            if (not OF_QUERIES) and (pair_offsets is None):
+                here = here & (position >= first) & (position < first + some)
+            position = tl.where(here, position, 0)
+            item = tl.load(held + position, mask=here, other=0)
+            if OF_QUERIES:
+                n = item
+                start, tokens = span(item, q_starts, q_ends, LQ, TQ)
+            else:
+                doc = item
+                start, tokens = span(item, d_starts, d_ends, LD, TD)
+            i = row - start
+            here = here & (i < tokens)
+        column = i
+        if GRID:
+            column = row
+            if holders is not None:
+                column = n * LQ + i
+        if (not GRID) and (pairs is None) and (not OF_QUERIES):
+            n = doc // K
+        turn_parts = parts
+        if (pair_offsets is not None) and (not OF_QUERIES):
+            entries = entries_of(position, first, some, columns, pair_offsets)[1]
+            turn_parts = tl.max((tl.where(here, entries, 0) + SIZE - 1) // SIZE, 0).to(tl.int32)
+        elif holders is not None:
+            turn_parts = tl.where(tl.max(here.to(tl.int32), 0) > 0, parts, 0)
+        for part in range(turn_parts):
+            at = row * 0
+            over = 0
+            to = row * 0
+            size = 0
+            skipped = part * SIZE
+            if OF_QUERIES:
+                if GRID:
+                    low = row * 0
+                    high = tl.where(here, ND, low)
+                elif pairs is None:
+                    low = n * K
+                    high = low + tl.where(here, K, 0)
+                else:
+                    low = tl.load(pair_offsets + n, mask=here, other=0).to(tl.int64)
+                    high = tl.load(pair_offsets + n + 1, mask=here, other=0).to(tl.int64)
+            else:
+                at, over, to, size = list_base(position, doc, part, first, some, columns, pair_offsets)
+                before = entries_of(position, first, some, columns, pair_offsets)[0]
+                if holders is None:
+                    counter = row - i
+                elif pair_offsets is None:
+                    counter = (position - first) * LD
+                else:
+                    counter = position * LD
+                past = ends_of(counters, counter, part, size, before, chunk_log2, all_counters, spare, pair_offsets) + i
+                there = here
+                if pair_offsets is not None:
+                    there = here & (size > 0)
+                low = tl.load(past - 1, mask=there & (i > 0), other=0)
+                high = tl.load(past, mask=there, other=0)
+                high = tl.maximum(tl.minimum(high, size), low)
+            stop = high
+            if PIECE > 0:
+                stop = tl.where(high - low > PIECE, (low // PIECE + 1) * PIECE, high)
+            found, some_terms = sum_terms(
+                low, stop, slot, column, n, doc, at, over, to, size, skipped,
+                winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
+                columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
+                q_item, q_row, q_col, d_group, d_item, d_row, d_col,
+                GRID, OF_QUERIES, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors, decoder, CODEC,
+            )  # fmt: skip
+            total += found
+            terms += some_terms
+            if PIECE > 0:
+                if tl.max(high - stop, 0) > 0:
+                    # of each row: where the rest of its entries begins and ends
+                    rest = tl.max(tl.reshape(stop, [ROWS, ENTRIES]), 1).to(tl.int64)
+                    end = tl.max(tl.reshape(high, [ROWS, ENTRIES]), 1)
+                    begins = tl.max(tl.reshape(before // PIECE, [ROWS, ENTRIES]), 1) + part * (SIZE // PIECE) - 1
+                    for _ in range(tl.max((high - stop + PIECE - 1) // PIECE, 0)):
+                        value_ptrs = pieces + ((begins + rest // PIECE) * D)[:, None] + d[None, :]
+                        total += tl.load(value_ptrs, mask=(rest < end)[:, None] & (d < D)[None, :], other=0.0)
+                        rest += PIECE
+    won = tl.sum(tl.reshape(terms, [ROWS, ENTRIES]), 1) > 0
+    if carried is not None:
+        to_row = (((chunk + 1) % 2) * carried_rows + own_row - tl.load(marks + chunk + 1)) * (D + 1)
+        tl.store(carried + to_row[:, None] + d[None, :], total, mask=unfinished[:, None] & (d < D)[None, :])
+        tl.store(carried + to_row + D, won.to(tl.float32), mask=unfinished)
+        mine = mine & (unfinished == 0)
     if NORMALIZE:
         # through x / |x|: what points along x is taken out, the rest is divided by |x|
         if OF_QUERIES:
@@ -141,7 +209,9 @@ def _gradient_kernel(
         else:
             at = own_row * d_row
             if d_starts is None:
-                doc = first + own_row // LD
+                doc = own_row // LD
+                if pair_offsets is None:
+                    doc += first
                 at = (own_row % LD) * d_row
                 if GRID or pairs is not None:
                     at += doc * d_item
@@ -152,7 +222,6 @@ def _gradient_kernel(
         norm = tl.maximum(tl.sqrt_rn(tl.sum(x * x, 1)), 1e-12)[:, None]
         x = x / norm
         projected = (total - tl.sum(total * x, 1)[:, None] * x) / norm
-        won = tl.sum(tl.reshape(terms, [ROWS, ENTRIES]), 1) > 0
         total = tl.where(won[:, None], projected, 0.0)  # a row that won nothing is 0, whatever it holds
     to_ptrs = out + (first_row + own_row)[:, None] * D + d[None, :]
     tl.store(to_ptrs, total.to(out.dtype.element_ty), mask=mine[:, None] & (d < D)[None, :])
@@ -161,8 +230,8 @@ def _gradient_kernel(
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _piece_kernel(
     pieces, winners, grad, order, counters, pairs, pair_order, pair_offsets,
-    q_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
-    first, documents, rows, columns, more, piece_log2, chunk_log2, spare, K, NQ, ND, LQ, LD, TQ, TD, D,
+    q_ptr, q_starts, q_ends, q_owner, d_starts, d_ends, held,
+    first, some, items, columns, more, piece_log2, chunk_log2, all_counters, spare, K, NQ, ND, LQ, LD, TQ, TD, D,
     grad_query, grad_document, q_item, q_row, q_col,
     GRID: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -172,16 +241,17 @@ def _piece_kernel(
     """
     pid = tl.program_id(0)
     if pair_offsets is None:
-        doc = first + (pid // more).to(tl.int64)
+        position = first + (pid // more).to(tl.int64)
         piece = pid % more + 1
     else:
-        doc, piece = document_of(pid, documents, columns, piece_log2, pair_offsets)
+        position, piece = position_of(pid, first, some, columns, items, piece_log2, pair_offsets)
+    doc = item_of(position, held)
     part = piece // (SIZE // PIECE)
     begin = (piece - part * (SIZE // PIECE)) * PIECE
-    at, over, to, size = list_base(doc, part, first, columns, pair_offsets)
-    before, own = entries_of(doc, first, columns, pair_offsets)
-    start, tokens = tokens_of(doc, first, d_starts, d_ends, LD, TD)
-    past = ends_of(counters, start, part, size, before, chunk_log2, rows, spare, pair_offsets)
+    at, over, to, size = list_base(position, doc, part, first, some, columns, pair_offsets)
+    before = entries_of(position, first, some, columns, pair_offsets)[0]
+    start, tokens = tokens_of(position, doc, first, pair_offsets, held, d_starts, d_ends, LD, TD)
+    past = ends_of(counters, start, part, size, before, chunk_log2, all_counters, spare, pair_offsets)
     # the first token whose entries end after `begin`
     left = tokens * 0
     right = tl.where((begin > 0) & (begin < size), tokens, 0)
@@ -197,13 +267,13 @@ def _piece_kernel(
         if (high - low > PIECE) & (low < begin):
             lane = tl.arange(0, ENTRIES)
             zero = lane.to(tl.int64) * 0
-            total, terms = sum_terms(
+            total = sum_terms(
                 begin + lane * 0, tl.minimum(high, begin + PIECE) + lane * 0, lane, zero, zero + doc // K, zero + doc,
                 at, over, to, size, part * SIZE,
                 winners, grad, order, pairs, pair_order, q_ptr, q_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
                 columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
                 q_item, q_row, q_col, 0, 0, 0, 0,
-                GRID, False, False, NORMALIZE, 1, ENTRIES, BLOCK_D,
-            )  # fmt: skip
+                GRID, False, NORMALIZE, 1, ENTRIES, BLOCK_D,
+            )[0]  # fmt: skip
             d = tl.arange(0, BLOCK_D)
             tl.store(pieces + (before // PIECE + piece - 1) * D + d[None, :], total, mask=(d < D)[None, :])

@@ -17,13 +17,10 @@ from .sides import span
 @triton.jit
 def _find(
     k, live, own, to, order, pair_order, winners, columns,
-    OF_QUERIES: tl.constexpr, SORTED: tl.constexpr,
+    OF_QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Term k → where it stands, in the table, among pairs or in its list, and the document token that won it."""
-    if SORTED:
-        at = tl.load(order + k, mask=live, other=0)
-        won = won_by(winners, at, live)
-    elif OF_QUERIES:
+    if OF_QUERIES:
         at = k.to(tl.int64)
         if pair_order is not None:
             at = tl.load(pair_order + k, mask=live, other=0).to(tl.int64)
@@ -42,7 +39,7 @@ def sum_terms(
     winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
     columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
     q_item, q_row, q_col, d_group, d_item, d_row, d_col,
-    GRID: tl.constexpr, OF_QUERIES: tl.constexpr, SORTED: tl.constexpr, NORMALIZE: tl.constexpr,
+    GRID: tl.constexpr, OF_QUERIES: tl.constexpr, NORMALIZE: tl.constexpr,
     ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr, scales=None, factors=None,
     decoder=None, CODEC: tl.constexpr = 0,
 ):  # fmt: skip
@@ -56,18 +53,15 @@ def sum_terms(
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
     terms = tl.zeros([ROWS * ENTRIES], tl.int32)
     k = low + slot
-    next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES, SORTED)
+    next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES)
     for _ in range(0, tl.max(high - low, 0), ENTRIES):
         where = next_at
         won = next_won
         k += ENTRIES  # the next ones are found while these are read
-        next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES, SORTED)
+        next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES)
         live = won >= 0
         # which pair p, query with its token, and document
-        if SORTED:
-            p = where // columns
-            column = where % columns
-        elif OF_QUERIES:
+        if OF_QUERIES:
             p = where
             column = own
         elif GRID or pairs is None:
@@ -81,12 +75,12 @@ def sum_terms(
         query = n
         document = doc
         token = column
-        if SORTED or OF_QUERIES:
+        if OF_QUERIES:
             document = p
             if pairs is not None:
                 document = tl.load(pairs + p * 2 + 1, mask=live, other=0).to(tl.int64)
                 document = tl.minimum(tl.maximum(document, 0), ND - 1)
-        if SORTED or not OF_QUERIES:
+        else:
             if GRID:
                 if q_owner is None:
                     query = (column.to(tl.uint32) // LQ.to(tl.uint32)).to(tl.int32)
@@ -95,8 +89,6 @@ def sum_terms(
                     query = tl.maximum(tl.load(q_owner + column, mask=live, other=0), 0)
             elif pairs is not None:
                 query = tl.minimum(tl.maximum(tl.load(pairs + p * 2, mask=live, other=0), 0), NQ - 1)
-            elif SORTED:
-                query = p // K
         if GRID:
             g = tl.load(grad + query.to(tl.int64) * grad_query + document * grad_document, mask=live, other=0.0)
         else:
@@ -104,13 +96,11 @@ def sum_terms(
         if OF_QUERIES:
             at_row = won.to(tl.int64) * d_row
             if d_starts is not None:
-                start, length = span(tl.where(live, document, 0), d_starts, d_ends, LD, TD)
-                at_row += start * d_row
+                at_row += span(tl.where(live, document, 0), d_starts, d_ends, LD, TD)[0] * d_row
             elif GRID or pairs is not None:
                 at_row += document * d_item
             else:
-                query = p // K if SORTED else n
-                at_row += query * d_group + (p - query * K) * d_item
+                at_row += n * d_group + (p - n * K) * d_item
             if scales is not None:
                 g = g.to(tl.float32) * tl.load(scales + document, mask=live, other=0.0)
             if factors is not None:
@@ -120,8 +110,7 @@ def sum_terms(
             if q_starts is None:
                 at_row += query.to(tl.int64) * q_item
             elif (not GRID) or q_owner is None:
-                start, length = span(tl.where(live, query, 0), q_starts, q_ends, LQ, TQ)
-                at_row += start * q_row
+                at_row += span(tl.where(live, query, 0), q_starts, q_ends, LQ, TQ)[0] * q_row
         if CODEC != 0 and OF_QUERIES:
             tile = decoded(
                 (d_ptr, d_row, d_col, D), tl.where(live, at_row // d_row, 0), live, 0, decoder, CODEC, BLOCK_D, False,

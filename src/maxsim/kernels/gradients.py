@@ -1,12 +1,15 @@
 """Portable backward. The terms of a query token are found by arithmetic: it meets each of its query's documents once.
 Those of a document token are listed (`lists`), and programs that own rows add them up (`gradient_rows`). A row of more
-than PIECE entries would keep one program busy: others sum up all pieces but the first beforehand. Rows that several
-items may hold (Views) have their terms listed by a sort of all winners.
+than PIECE entries would keep one program busy: others sum up all pieces but the first beforehand. A row that several
+items may hold (Views) takes their terms in the order in which the items begin.
+
+Lists are made of a chunk of documents at a time, or of pairs in the order of their documents. A row that has entries in
+several chunks is carried from one to the next as float32 sums: its bits are those of one chunk.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
@@ -15,65 +18,61 @@ from torch import Tensor
 
 from .configs import GradientConfig, gradient_config
 from .decoding import NOTHING
-from .gradient_rows import COMMON, TABLES, _gradient_kernel, _piece_kernel
+from .gradient_rows import COMMON, _gradient_kernel, _piece_kernel
 from .launches import Slot, Steps
-from .lists import SIZE, Lists, Pairs, lists, won_by
-from .sides import Side, span
+from .lists import SIZE, Lists, Pairs, lists
+from .sides import Side
 
 CHUNK_BYTES = 256 << 20  # lists held at once
 MOST = 512  # plans kept; when there are more, all are made anew
 _plans: dict[Any, Steps] = {}
 
 
+@triton.jit
+def _first_beyond(values, row, count, steps):
+    """How many of rising values are not beyond each row."""
+    low = (row * 0).to(tl.int32)
+    high = low + count
+    for _ in range(steps):  # of a binary search
+        middle = (low + high) // 2
+        searched = low < high
+        beyond = tl.load(values + middle, mask=searched, other=0) > row
+        high = tl.where(searched & beyond, middle, high)
+        low = tl.where(searched & (beyond == 0), middle + 1, low)
+    return low
+
+
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=("starts", "ends"))
 def _owners_kernel(owners, starts, ends, count, rows, steps, BLOCK: tl.constexpr):
     """Which of consecutive items holds each row, −1: none."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    low = tl.zeros([BLOCK], tl.int32)
-    high = low + count
-    for _ in range(steps):  # of a binary search for the first item that ends after the row
-        middle = (low + high) // 2
-        open = low < high
-        past = tl.load(ends + middle, mask=open, other=0) > row
-        high = tl.where(open & past, middle, high)
-        low = tl.where(open & (past == 0), middle + 1, low)
+    low = _first_beyond(ends, row, count, steps)
     start = tl.load(starts + low, mask=low < count, other=0)
     tl.store(owners + row, tl.where((low < count) & (row >= start), low, -1), mask=row < rows)
 
 
-@triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
-def _keys_kernel(
-    keys, winners, pairs, q_starts, q_ends, q_owner, d_starts, d_ends, count, columns, K, NQ, ND, LQ, LD, TQ, TD, none,
-    GRID: tl.constexpr, OF_QUERIES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """For each winner the row that its term belongs to; `none` where nothing won, so that a sort puts those last."""
-    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = e < count
-    won = won_by(winners, e, live)
-    live = live & (won >= 0)
-    p = e // columns
-    i = e % columns
-    side: tl.constexpr = 0 if OF_QUERIES else 1
-    if GRID and OF_QUERIES:
-        item = i // LQ
-        i = i % LQ
-    elif pairs is not None:
-        item = tl.load(pairs + p * 2 + side, mask=live, other=0)
-        item = tl.minimum(tl.maximum(item, 0), (NQ if OF_QUERIES else ND) - 1)
-    else:
-        item = p // K if OF_QUERIES else p
-    if OF_QUERIES:
-        start, _ = span(tl.where(live, item, 0), q_starts, q_ends, LQ, TQ)
-        row = start + i
-    else:
-        start, _ = span(tl.where(live, item, 0), d_starts, d_ends, LD, TD)
-        row = start + won
-    tl.store(keys + e, tl.where(live, row, none).to(keys.dtype.element_ty), mask=e < count)
+@triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=("starts", "reach"))
+def _holders_kernel(holders, starts, reach, count, rows, steps, BLOCK: tl.constexpr):
+    """Which items may hold each row, by position, of items in the order in which they begin: the first to end after it,
+    and one past the last to begin before. reach: where the items up to a position end at most."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(holders + row, _first_beyond(reach, row, count, steps), mask=row < rows)
+    tl.store(holders + rows + row, _first_beyond(starts, row, count, steps), mask=row < rows)
+
+
+class Held(NamedTuple):
+    """Items that may overlap, in the order in which they begin; where those begin, and where those so far end at
+    most."""
+
+    order: Any = None
+    starts: Any = None
+    reach: Any = None
 
 
 class _Inputs(NamedTuple):
-    """Tensors of a backward, as slots of its steps. Of each side: pairs by its items and where each item's begin, or
-    terms by the rows they belong to and where each row's end."""
+    """Tensors of a backward, as slots of its steps. Of each side: pairs in the order of its items (or positions) and
+    where each one's begin, and items that may overlap (`Held`). d_marks: the row that each chunk of documents or pairs
+    begins with, where rows may have entries in several."""
 
     winners: Any
     grad: Any
@@ -86,14 +85,27 @@ class _Inputs(NamedTuple):
     d_ends: Any
     scales: Any = None
     factors: Any = None
-    q_order: Any = None
-    q_ends_of_order: Any = None
-    d_order: Any = None
-    d_ends_of_order: Any = None
+    q_pairs: Any = None
+    q_pair_offsets: Any = None
+    d_pairs: Any = None
+    d_pair_offsets: Any = None
+    d_marks: Any = None
+    q_held: Any = None
+    q_held_starts: Any = None
+    q_reach: Any = None
+    d_held: Any = None
+    d_held_starts: Any = None
+    d_reach: Any = None
     table: Any = None
     ids: Any = None
     weights: Any = None
     inverses: Any = None
+
+
+def _step(d: Side, columns: int, pairs: bool) -> int:
+    """How many documents, or pairs, have lists at once."""
+    tokens = 0 if pairs or (d.rows and d.consecutive) else d.length
+    return max(1, CHUNK_BYTES // (4 * max(columns + tokens, 1)))
 
 
 class _Backward:
@@ -128,55 +140,71 @@ class _Backward:
             self._documents(self.steps.result(len(of) - 1))
 
     def _queries(self, out: Slot) -> None:
-        q = self.q
-        sorted = q.starts is not None and not q.consecutive
-        self._launch(
-            out, True, q.rows or q.count * q.length, sorted, order=self.at.q_order, ends=self.at.q_ends_of_order
-        )
+        q, at = self.q, self.at
+        holders = self._holders(q, Held(at.q_held, at.q_held_starts, at.q_reach))
+        pairs = Pairs(at.q_pairs, at.q_pair_offsets)
+        self._launch(out, True, q.rows or q.count * q.length, pairs, at.q_held, holders)
 
     def _documents(self, out: Slot) -> None:
-        d = self.d
-        if d.starts is not None and not d.consecutive:
-            self._launch(out, False, d.rows, True, order=self.at.d_order, ends=self.at.d_ends_of_order)
-            return
+        d, at, paired = self.d, self.at, self.at.pairs is not None
+        held = Held(at.d_held, at.d_held_starts, at.d_reach)
+        holders = self._holders(d, held)
         owner = owners(self.steps, d) if d.consecutive else None
-        step = max(1, CHUNK_BYTES // (4 * max(self.columns + (0 if d.rows else d.length), 1)))
-        if self.at.pairs is not None:
-            step = d.count
+        step = _step(d, self.columns, paired)
+        count = self.rows if paired else d.count
+        carried = None
+        if count > step and at.d_marks is not None:
+            carried = self.steps.room(torch.float32, 2 * self._carried_rows * (self.D + 1))
         mark = len(self.steps.rooms)
-        for first in range(0, d.count, step):
-            some = min(step, d.count - first)
+        for chunk, first in enumerate(range(0, count, step)):
+            some = min(step, count - first)
             self.steps.reuse(mark)
-            found = self._lists(first, some)
+            pairs = Pairs(at.d_pairs, at.d_pair_offsets) if paired else None
+            found = lists(self.steps, at.winners, d, first, some, self.columns, pairs, held.order)
             pieces = self._pieces(found, first, some)
+            first_row, rows = 0, d.rows or d.count * d.length
+            if not (d.rows or paired):  # a chunk has its own
+                first_row, rows = first * d.length, some * d.length
             self._launch(
-                out, False, d.rows or some * d.length, found=found, owner=owner, pieces=pieces, first=first, some=some
+                out, False, rows, pairs or Pairs(None, None), held.order, holders, found, owner, pieces, carried,
+                first, some, chunk, first_row,
             )  # fmt: skip
 
-    def _lists(self, first: int, some: int) -> Lists:
-        pairs = None if self.at.pairs is None else Pairs(self.at.d_order, self.at.d_ends_of_order)
-        return lists(self.steps, self.at.winners, self.d, first, some, self.rows, self.columns, pairs)
+    @property
+    def _carried_rows(self) -> int:
+        """Rows that a chunk may leave to the next: they are those of one document, or begin with one."""
+        return min(self.d.length, self.d.rows) if self.d.rows else self.d.length
+
+    def _holders(self, side: Side, held: Held) -> Slot | None:
+        if held.order is None:
+            return None
+        found = self.steps.room(torch.int32, 2 * side.rows)
+        if side.rows:
+            self.steps.launch(
+                _holders_kernel, triton.cdiv(side.rows, 256),
+                found, held.starts, held.reach, side.count, side.rows, side.count.bit_length(), 256,
+            )  # fmt: skip
+        return found
 
     def _pieces(self, found: Lists, first: int, some: int) -> Slot | None:
         """Sums of the entries of long rows, PIECE at a time; None where no row can be long."""
-        q, d, config = self.q, self.d, self.config
+        q, d, at, config = self.q, self.d, self.at, self.config
         log2 = config.PIECE.bit_length() - 1
-        chunk_log2, rows, spare = found.shape
-        if self.at.pairs is None:
+        chunk_log2, counters, spare = found.shape
+        entries = some * self.columns
+        if at.pairs is None:
             more = (self.columns - 1) >> log2
-            programs, entries = some * more, some * self.columns
+            programs = some * more
         else:
-            more, entries = 0, self.rows * self.columns
-            programs = entries >> log2
+            more, programs = 0, entries >> log2
         if programs == 0:
             return None
         pieces = self.steps.room(torch.float32, (entries >> log2) * self.D)
         self.steps.launch(
             _piece_kernel, programs,
-            pieces, self.at.winners, self.at.grad, found.order, found.counters,
-            self.at.pairs, self.at.d_order, self.at.d_ends_of_order,
-            q.data, q.starts, q.ends, self.q_owner, d.starts, d.ends,
-            first, some, rows, self.columns, more, log2, chunk_log2, spare, *self.sizes, self.D,
+            pieces, at.winners, at.grad, found.order, found.counters, at.pairs, at.d_pairs, at.d_pair_offsets,
+            q.data, q.starts, q.ends, self.q_owner, d.starts, d.ends, at.d_held,
+            first, some, d.count, self.columns, more, log2, chunk_log2, counters, spare, *self.sizes, self.D,
             *self.grad_strides, q.item, q.row, q.col,
             self.grid, self.normalize, config.PIECE, config.ENTRIES * config.ROWS, config.BLOCK_D,
             num_warps=config.num_warps,
@@ -184,24 +212,24 @@ class _Backward:
         return pieces
 
     def _launch(
-        self, out: Slot, of_queries: bool, rows: int, sorted: bool = False, order: Slot | None = None,
-        ends: Slot | None = None, found: Lists | None = None, owner: Slot | None = None, pieces: Slot | None = None,
-        first: int = 0, some: int = 0,
+        self, out: Slot, of_queries: bool, rows: int, pairs: Pairs, held: Slot | None, holders: Slot | None,
+        found: Lists | None = None, owner: Slot | None = None, pieces: Slot | None = None, carried: Slot | None = None,
+        first: int = 0, some: int = 0, chunk: int = 0, first_row: int = 0,
     ) -> None:  # fmt: skip
         if rows == 0:
             return
-        q, d, config = self.q, self.d, self.config
-        entries, counters, (chunk_log2, _, spare) = found or ((order, ends) if sorted else (None, None)) + ((0, 0, 0),)
+        q, d, at, config = self.q, self.d, self.at, self.config
+        order, counters, (chunk_log2, of_first, spare) = found or (None, None, (0, 0, 0))
         parts = 1 if found is None else -(-self.columns // SIZE.value)
-        pairs = (None, None) if sorted else (order, ends) if of_queries else (self.at.d_order, self.at.d_ends_of_order)
         self.steps.launch(
             _gradient_kernel, triton.cdiv(rows, config.ROWS),
-            out, pieces, self.at.winners, self.at.grad, entries, counters, self.at.pairs, *pairs, q.data, d.data,
-            q.starts, q.ends, self.q_owner, d.starts, d.ends, owner, self.at.scales, self.at.factors,
-            first, some, 0 if d.rows else first * d.length, rows, self.columns, parts, chunk_log2, spare,
+            out, pieces, carried, None if carried is None else at.d_marks, at.winners, at.grad, order, counters,
+            at.pairs, *pairs, q.data, d.data, q.starts, q.ends, self.q_owner, d.starts, d.ends, owner, held, holders,
+            at.scales, at.factors,
+            first, some, chunk, self._carried_rows, first_row, rows, self.columns, parts, chunk_log2, of_first, spare,
             *self.sizes, self.D, *self.grad_strides,
             q.item, q.row, q.col, self.d_group, d.item, d.row, d.col,
-            self.grid, of_queries, sorted, self.normalize,
+            self.grid, of_queries, self.normalize,
             0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D, *self.decoder,
             num_warps=config.num_warps,
         )  # fmt: skip
@@ -227,17 +255,22 @@ def gradients(
     if d.decoder is not None:
         of = d.decoder
         tensors = tensors._replace(table=of.table, ids=of.ids, weights=of.weights, inverses=of.inverses)
-    for of_queries, side in ((True, q), (False, d)):
-        if need_queries if of_queries else need_documents:
-            order = None
-            if side.starts is not None and not side.consecutive:
-                order = _sorted(q, d, tensors, per_query, of_queries)
-            elif pairs is not None:
-                order = _grouped(pairs[:, 0 if of_queries else 1], side.count)
-            if order is not None and of_queries:
-                tensors = tensors._replace(q_order=order[0], q_ends_of_order=order[1])
-            elif order is not None:
-                tensors = tensors._replace(d_order=order[0], d_ends_of_order=order[1])
+    if need_queries:
+        held = _held(q)
+        if pairs is not None:
+            order, offsets, _ = _grouped(pairs[:, 0], q.count)
+            tensors = tensors._replace(q_pairs=order, q_pair_offsets=offsets)
+        tensors = tensors._replace(q_held=held.order, q_held_starts=held.starts, q_reach=held.reach)
+    if need_documents:
+        held = _held(d)
+        position = None
+        if pairs is not None:
+            order, offsets, position = _grouped(pairs[:, 1], d.count, held.order)
+            tensors = tensors._replace(d_pairs=order, d_pair_offsets=offsets)
+        tensors = tensors._replace(
+            d_held=held.order, d_held_starts=held.starts, d_reach=held.reach,
+            d_marks=_marks(d, held, position, winners.shape),
+        )  # fmt: skip
     key = (
         *_kind(q), *_kind(d), winners.shape, winners.dtype, winners.data_ptr() % 16, grad.stride(), grad.dtype,
         pairs is None, per_query, normalize, need_queries, need_documents, dtype, CHUNK_BYTES, winners.device,
@@ -273,23 +306,37 @@ def owners(steps: Steps, side: Side) -> Slot:
     return found
 
 
-def _grouped(item: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Pairs in the order of their items, and where each item's begin: `[P]` and `[count + 1]`."""
-    item, order = item.clamp(0, count - 1).sort(stable=True)
+def _grouped(item: Tensor, count: int, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs in the order of their items, `[P]`; where each item's begin, `[count + 1]`; and whose each is, `[P]`.
+    order: items are counted by their position in it."""
+    item = item.clamp(0, count - 1)
     every = torch.arange(count + 1, dtype=item.dtype, device=item.device)
-    return order, torch.searchsorted(item, every)
+    if order is not None:
+        item = torch.empty_like(order).scatter_(0, order, every[:-1])[item]
+    item, pairs = item.sort(stable=True)
+    return pairs, torch.searchsorted(item, every), item
 
 
-def _sorted(q: Side, d: Side, tensors: _Inputs, per_query: int, of_queries: bool) -> tuple[Tensor, Tensor]:
-    """All winners in the order of the rows that their terms belong to, and where each row's end."""
-    winners = tensors.winners
-    count, rows = winners.numel(), q.rows if of_queries else d.rows
-    keys = torch.empty(count, dtype=torch.int32 if rows < 2**31 - 1 else torch.int64, device=winners.device)
-    _keys_kernel[(triton.cdiv(count, 1024),)](
-        keys, winners, tensors.pairs, q.starts, q.ends, None, d.starts, d.ends,
-        count, winners.shape[1], max(per_query, 1), q.count, d.count, max(q.length, 1), max(d.length, 1), q.rows,
-        d.rows, rows, GRID=tensors.pairs is None and not per_query, OF_QUERIES=of_queries, BLOCK=1024,
-    )  # fmt: skip
-    keys, order = keys.sort(stable=True)
-    every = torch.arange(rows, dtype=keys.dtype, device=keys.device)
-    return order, torch.searchsorted(keys, every, right=True)
+def _held(side: Side) -> Held:
+    """Items that may overlap in the order in which they begin; of others nothing."""
+    if side.starts is None or side.ends is None or side.consecutive:
+        return Held()
+    starts = side.starts.long().clamp(0, side.rows)
+    ends = torch.minimum(side.ends.long().clamp(max=side.rows), starts + side.length)
+    starts, order = starts.sort(stable=True)
+    return Held(order, starts, ends[order].cummax(0).values)
+
+
+def _marks(d: Side, held: Held, position: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """The first row of the document that each chunk begins with, and one more; None where there is but one chunk, or
+    none has rows of another."""
+    count = d.count if position is None else shape[0]
+    step = _step(d, shape[1], position is not None)
+    if count <= step or (held.order is None and position is None):
+        return None
+    at = torch.arange(0, count + step, step, device=d.data.device).clamp(max=count - 1)
+    if position is not None:
+        at = position[at]
+    if held.starts is not None:
+        return cast(Tensor, held.starts[at])
+    return at * d.length if d.starts is None else d.starts[at].long().clamp(0, d.rows)

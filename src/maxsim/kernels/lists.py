@@ -1,10 +1,14 @@
 """Lists of what each document token won, for the backward: a counting sort of the winners of every document.
 
 The entries of a document (a row of the winners table; with pairs its rows one after another) are cut in lists of at
-most SIZE, so that a position in a list takes two bytes. A list is sorted by the token that won and then by position, in
+most SIZE, so that a place in a list takes two bytes. A list is sorted by the token that won and then by place, in
 three steps: how often each token won in each chunk of a list, where its entries begin, and where each entry goes. A
 list of one chunk takes one launch. The order is fixed: counters are integers, and the chunks of a list have counters of
 their own.
+
+Documents are counted by position: those that may overlap (`held`) in the order in which they begin, others as they
+come. Lists are made of `some` positions from `first` on; with pairs, which are in the order of their documents, of
+`some` pairs.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ SIZE = tl.constexpr(65536)
 PLACE = 64
 CHUNKS = tl.constexpr(64)  # of a list, at most
 # Sizes never make a new variant.
-COMMON = ("first", "columns", "items", "list_log2", "chunk_log2", "chunks", "rows", "spare", "LD", "TD")
-TABLES = ("pair_order", "pair_offsets", "starts", "ends")
+COMMON = ("first", "some", "columns", "items", "list_log2", "chunk_log2", "chunks", "rows", "spare", "LD", "TD")
+TABLES = ("pair_order", "pair_offsets", "held", "starts", "ends")
 
 
 class Pairs(NamedTuple):
@@ -44,22 +48,37 @@ class Lists(NamedTuple):
 
 
 @triton.jit
-def entries_of(doc, first, columns, pair_offsets):
-    """How many entries documents from `first` on have before a document's, and how many it has."""
+def item_of(pos, held):
+    """The document at a position."""
+    item = pos
+    if held is not None:
+        item = tl.load(held + pos)
+    return item
+
+
+@triton.jit
+def _pairs_before(pos, first, some, pair_offsets):
+    """How many of a chunk's pairs belong to documents before a position."""
+    return tl.minimum(tl.maximum(tl.load(pair_offsets + pos).to(tl.int64) - first, 0), some)
+
+
+@triton.jit
+def entries_of(pos, first, some, columns, pair_offsets):
+    """How many entries of a chunk are those of documents before a position, and how many of the one there."""
     if pair_offsets is None:
-        before = (doc.to(tl.int64) - first) * columns
+        before = (pos.to(tl.int64) - first) * columns
         own = columns
     else:
-        before = tl.load(pair_offsets + doc).to(tl.int64) * columns
-        own = tl.load(pair_offsets + doc + 1).to(tl.int64) * columns - before
+        before = _pairs_before(pos, first, some, pair_offsets) * columns
+        own = _pairs_before(pos + 1, first, some, pair_offsets) * columns - before
     return before, own
 
 
 @triton.jit
-def list_base(doc, part, first, columns, pair_offsets):
+def list_base(pos, doc, part, first, some, columns, pair_offsets):
     """Where the entries of a list begin: in the table (pairs: in `pair_order`, and in the row of that pair) and in
     `order`; how many they are."""
-    before, own = entries_of(doc, first, columns, pair_offsets)
+    before, own = entries_of(pos, first, some, columns, pair_offsets)
     if pair_offsets is None:
         skipped = part * SIZE
         at = doc.to(tl.int64) * columns + skipped
@@ -67,7 +86,7 @@ def list_base(doc, part, first, columns, pair_offsets):
         size = tl.minimum(columns - skipped, SIZE)
     else:
         skipped = (own * 0 + part) * SIZE
-        at = tl.load(pair_offsets + doc).to(tl.int64) + skipped // columns
+        at = first + _pairs_before(pos, first, some, pair_offsets) + skipped // columns
         rest = (skipped % columns).to(tl.int32)
         size = tl.minimum(tl.maximum(own - skipped, 0), SIZE)
     return at, rest, before + skipped, size.to(tl.int32)
@@ -95,11 +114,14 @@ def _winners(winners, pair_order, at, rest, v, end, columns):
 
 
 @triton.jit
-def tokens_of(doc, first, starts, ends, LD, TD):
-    """The counter of a document's first token, of those that begin with `first`, and how many tokens it has."""
+def tokens_of(pos, doc, first, pair_offsets, held, starts, ends, LD, TD):
+    """The counter of a document's first token among those of a chunk, and how many tokens it has."""
     start, tokens = span(doc, starts, ends, LD, TD)
-    if starts is None:
-        start = (doc - first) * LD
+    if starts is None or held is not None:
+        if pair_offsets is None:
+            start = (pos - first) * LD
+        else:
+            start = pos * LD
     return start, tokens.to(tl.int32)
 
 
@@ -129,45 +151,49 @@ def ends_of(counters, start, part, size, before, chunk_log2, rows, spare, pair_o
 
 
 @triton.jit
-def document_of(j, items, columns, log2, pair_offsets):
+def position_of(j, first, some, columns, items, log2, pair_offsets):
     """Of blocks of 2 ** log2 entries, but for the first of each document: whose block j is, and which of its own; one
     past its last where j is nobody's."""
     low = items * 0
     high = items - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if (tl.load(pair_offsets + middle).to(tl.int64) * columns) >> log2 <= j:
+        if (_pairs_before(middle, first, some, pair_offsets) * columns) >> log2 <= j:
             low = middle
         else:
             high = middle - 1
-    return low.to(tl.int64), (j - ((tl.load(pair_offsets + low).to(tl.int64) * columns) >> log2) + 1).to(tl.int32)
+    earlier = (_pairs_before(low, first, some, pair_offsets) * columns) >> log2
+    return low.to(tl.int64), (j - earlier + 1).to(tl.int32)
 
 
 @triton.jit
-def _block(first, columns, items, log2, blocks, pair_offsets):
+def _block(first, some, columns, items, log2, blocks, pair_offsets):
     """A program's block of 2 ** log2 entries: whose it is, and which of its own (`blocks` where all have as many)."""
     pid = tl.program_id(0)
     if pair_offsets is None:
-        doc = first + (pid // blocks).to(tl.int64)
+        pos = first + (pid // blocks).to(tl.int64)
         block = pid % blocks
     else:
-        doc = pid.to(tl.int64)
+        pos = pid.to(tl.int64)
         block = pid * 0
         if pid >= items:
-            doc, block = document_of(pid - items, items, columns, log2, pair_offsets)
-    return doc, block
+            pos, block = position_of(pid - items, first, some, columns, items, log2, pair_offsets)
+    return pos, block
 
 
 @triton.jit
-def _chunk(counters, first, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, starts, ends, LD, TD):
+def _chunk(
+    counters, first, some, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, held, starts, ends, LD, TD
+):  # fmt: skip
     """A program's chunk: where its list begins and how many entries that has (`list_base`), its counters and their
     number, where in the list it begins and ends, and whether it is all of it."""
-    doc, c = _block(first, columns, items, chunk_log2, chunks, pair_offsets)
+    pos, c = _block(first, some, columns, items, chunk_log2, chunks, pair_offsets)
+    doc = item_of(pos, held)
     skipped = c.to(tl.int64) << chunk_log2
     part = skipped // SIZE
-    at, rest, to, size = list_base(doc, part, first, columns, pair_offsets)
-    before, _ = entries_of(doc, first, columns, pair_offsets)
-    start, tokens = tokens_of(doc, first, starts, ends, LD, TD)
+    at, rest, to, size = list_base(pos, doc, part, first, some, columns, pair_offsets)
+    before, _ = entries_of(pos, first, some, columns, pair_offsets)
+    start, tokens = tokens_of(pos, doc, first, pair_offsets, held, starts, ends, LD, TD)
     counters += counters_of(start, c, before, chunk_log2, rows, spare)
     begin = (skipped - part * SIZE).to(tl.int32)
     end = tl.minimum(begin + (1 << chunk_log2), size)
@@ -198,14 +224,15 @@ def _place(
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _count_kernel(
-    order, counters_ptr, winners, pair_order, pair_offsets, starts, ends,
-    first, columns, items, chunk_log2, chunks, rows, spare, LD, TD,
+    order, counters_ptr, winners, pair_order, pair_offsets, held, starts, ends,
+    first, some, columns, items, chunk_log2, chunks, rows, spare, LD, TD,
     WHOLE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk. WHOLE: one that is all of a list is sorted at once."""
     at, rest, to, size, counters, tokens, begin, end, whole = _chunk(
-        counters_ptr, first, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, starts, ends, LD, TD
-    )
+        counters_ptr, first, some, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, held, starts, ends,
+        LD, TD,
+    )  # fmt: skip
     lane = tl.arange(0, BLOCK)
     for low in range(0, tokens, BLOCK):
         tl.store(counters + low + lane, 0, mask=low + lane < tokens)
@@ -228,15 +255,17 @@ def _count_kernel(
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _begin_kernel(
-    counters_ptr, pair_offsets, starts, ends, first, columns, items, list_log2, chunk_log2, chunks, rows, spare, LD, TD,
+    counters_ptr, pair_offsets, held, starts, ends,
+    first, some, columns, items, list_log2, chunk_log2, chunks, rows, spare, LD, TD,
     WHOLE: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """One program a list, `chunks` a document: how often each token won in each chunk → where those entries begin.
     WHOLE: but in a list of one chunk."""
-    doc, part = _block(first, columns, items, list_log2, chunks, pair_offsets)
-    _, _, _, size = list_base(doc, part, first, columns, pair_offsets)
-    before, _ = entries_of(doc, first, columns, pair_offsets)
-    start, tokens = tokens_of(doc, first, starts, ends, LD, TD)
+    pos, part = _block(first, some, columns, items, list_log2, chunks, pair_offsets)
+    doc = item_of(pos, held)
+    _, _, _, size = list_base(pos, doc, part, first, some, columns, pair_offsets)
+    before, _ = entries_of(pos, first, some, columns, pair_offsets)
+    start, tokens = tokens_of(pos, doc, first, pair_offsets, held, starts, ends, LD, TD)
     chunk = tl.arange(0, CHUNKS)
     c = part.to(tl.int64) << (list_log2 - chunk_log2)
     step = tl.where(spare > 0, spare, rows)  # from a chunk's counters to those of the next, but for the first of all
@@ -259,14 +288,15 @@ def _begin_kernel(
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _place_kernel(
-    order, counters_ptr, winners, pair_order, pair_offsets, starts, ends,
-    first, columns, items, chunk_log2, chunks, rows, spare, LD, TD,
+    order, counters_ptr, winners, pair_order, pair_offsets, held, starts, ends,
+    first, some, columns, items, chunk_log2, chunks, rows, spare, LD, TD,
     WHOLE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk: its entries go where they belong. WHOLE: but of a list of one chunk."""
     at, rest, to, size, counters, _, begin, end, whole = _chunk(
-        counters_ptr, first, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, starts, ends, LD, TD
-    )
+        counters_ptr, first, some, columns, items, chunk_log2, chunks, rows, spare, pair_offsets, held, starts, ends,
+        LD, TD,
+    )  # fmt: skip
     if WHOLE:
         end = tl.where(whole, begin, end)
     _place(order, counters, winners, pair_order, at, rest, to, begin, end, size, columns, STEP)
@@ -278,12 +308,14 @@ def chunk_size(tokens: int) -> int:
 
 
 def lists(
-    steps: Steps, winners: Slot, d: Side, first: int, documents: int, rows: int, columns: int, pairs: Pairs | None
+    steps: Steps, winners: Slot, d: Side, first: int, some: int, columns: int, pairs: Pairs | None, held: Slot | None
 ) -> Lists:
-    """The lists of `documents` documents from `first` on (with pairs of all), of winners `[rows, columns]`."""
-    size_log2, tokens = SIZE.value.bit_length() - 1, d.rows or documents * d.length
+    """The lists of `some` documents from position `first` on (with pairs of all, of as many pairs), of winners
+    `[.., columns]`."""
+    size_log2, documents = SIZE.value.bit_length() - 1, some if pairs is None else d.count
+    tokens = d.rows if d.rows and held is None else documents * d.length
     longest = min(d.length, d.rows) if d.rows else d.length
-    entries = (documents if pairs is None else rows) * columns
+    entries = some * columns
     chunk = chunk_size(longest)
     together = pairs is not None or columns <= max(chunk, 2048)  # whether lists of one chunk are sorted at once
     if together:  # of pairs without asking how many a document has: others' launches end at once
@@ -298,16 +330,19 @@ def lists(
     order = steps.room(torch.int16, entries)
     counters = steps.room(torch.int32, tokens + others)
     of_pairs = pairs or Pairs(None, None)
-    shape = (tokens, spare, d.length, d.rows)
-    programs, many = documents * chunks, documents * parts
-    if pairs is not None:
-        programs, many = documents + (entries >> log2), documents + (entries >> size_log2)
-    where = (order, counters, winners, *of_pairs, d.starts, d.ends, first, columns, documents, log2, chunks, *shape)
+    sizes = (tokens, spare, d.length, d.rows)
+    if pairs is None:
+        programs, of_lists, longer = documents * chunks, documents * parts, not together
+    else:  # a chunk and a list for each document, and as many more as there can be
+        programs, of_lists = documents + (entries >> log2), documents + (entries >> size_log2)
+        longer = programs > documents
+    places = (held, d.starts, d.ends, first, some, columns, documents)
+    where = (order, counters, winners, *of_pairs, *places, log2, chunks, *sizes)
     steps.launch(_count_kernel, programs, *where, together, 1024, 128)
-    if programs > documents if pairs is not None else not together:
+    if longer:  # where a list may have several chunks
         steps.launch(
-            _begin_kernel, many, counters, of_pairs.offsets, d.starts, d.ends, first, columns, documents, size_log2,
-            log2, parts, *shape, together, 64, CHUNKS.value,
+            _begin_kernel, of_lists, counters, of_pairs.offsets, *places, size_log2, log2, parts, *sizes, together, 64,
+            CHUNKS.value,
         )  # fmt: skip
         steps.launch(_place_kernel, programs, *where, together, PLACE, num_warps=1)
     return Lists(order, counters, (log2, tokens, spare))
