@@ -182,7 +182,7 @@ def test_scores_are_never_held_whole(tmp_path, environment, monkeypatch):
 @pytest.mark.parametrize("home", ["device", "pinned", "mapped"])
 @pytest.mark.parametrize("kept", [{}, {"dtype": "int8", "exact": "float16"}], ids=["float16", "int8"])
 def test_homes_of_a_gpu(tmp_path, monkeypatch, kept, home):
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 8_000)
     corpus = Corpus.create(tmp_path / "store", 8, **kept)
     documents = fill(corpus, [3, 0, 1, 50, 2, 20, 0, 7, 1, 40] * 40)
     there = Corpus.open(corpus.path, "cuda", home)

@@ -746,7 +746,7 @@ def test_float32_not_finite(precision, NQ, LQ, monkeypatch):
 @pytest.mark.parametrize(("NQ", "LQ"), [(1, 30), (9, 32), (2, 300)])
 def test_float32_what_is_lost(precision, NQ, LQ, monkeypatch):
     """All but empty documents may be, and they are not; many of them are shared out."""
-    from maxsim.kernels import hopper_few, hopper_launch
+    from maxsim.kernels import hopper_few_launch, hopper_launch
 
     torch.set_float32_matmul_precision(precision)
     sizes = [0, *lengths(700, 60), 0]
@@ -756,7 +756,7 @@ def test_float32_what_is_lost(precision, NQ, LQ, monkeypatch):
     same(q, every)
     d.tokens[:: len(d.tokens) // 50] = NAN
     same(q, d)
-    for module in (hopper_few, hopper_launch):
+    for module in (hopper_few_launch, hopper_launch):
         monkeypatch.setattr(module, "score_lost", lambda *args: None)
     empty = torch.tensor(sizes) == 0
     for sign in (1, -1):

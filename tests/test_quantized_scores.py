@@ -33,7 +33,9 @@ def problems(draw, lane):
     q_form, d_form = draw(st.sampled_from(QUERY_FORMS)), draw(st.sampled_from(DOCUMENT_FORMS))
     assume(not (dtype == torch.bfloat16 and {q_form, d_form} & set(NUMPY)))
     assume(not (lane.device == "cuda" and d_form in NUMPY))
-    codec = draw(st.sampled_from([each for each in served(lane) if each in SCALED]))
+    # tensor cores keep fewer bits of a sum than float32 has, so that no sum of e4m3 need be exact there
+    exact = [each for each in served(lane) if each in SCALED and (each == "int8" or lane.device == "cpu")]
+    codec = draw(st.sampled_from(exact))
     scale = draw(st.sampled_from(SCALES))
     D, seed = draw(st.integers(1, 140)), draw(st.integers(0, 2**16))
     kinds = st.sampled_from(("none", "prefix", "left", "holes"))

@@ -33,23 +33,26 @@ def _piece(rows, columns, halves):
 
 
 @gluon.constexpr_function
-def _sum_of_halves(bits):
-    """Assembly: eight float16 numbers plus the weights of their columns' buckets. Operands: sums and numbers, two by
-    two; codes, a byte a column; for each column low bytes of the weights, and high bytes, in the order of buckets with
-    reversed bits, of which `prmt` picks four at once. The sum rounds as float32's, rounded to float16, does."""
+def _weights_text(bits, add):
+    """Assembly for the weights of eight columns' buckets, or (add) eight float16 numbers plus those. Operands: results
+    two by two; where they are added to anything numbers; codes, a byte a column; for each column low bytes of the
+    weights, and high bytes, in the order of buckets with reversed bits, of which `prmt` picks four at once."""
+    codes = 8 if add else 4
     text = "{ .reg .b32 u, l, h;"
     for four in range(2):
         if bits == 2:  # nibbles: the buckets of columns 2, 0, 3, 1
-            text += f" mul.lo.u32 u, ${8 + 4 * four}, 1025; shr.u32 u, u, 2; and.b32 u, u, 0x3333;"
+            text += f" mul.lo.u32 u, ${codes + 4 * four}, 1025; shr.u32 u, u, 2; and.b32 u, u, 0x3333;"
             picks = (0x7351, 0x6240)
         else:  # of columns 0 to 3
-            text += f" {'and.b32' if four else 'shr.u32'} u, $8, {15 if four else 4};"
+            text += f" {'and.b32' if four else 'shr.u32'} u, ${codes}, {15 if four else 4};"
             text += " mul.lo.u32 u, u, 0x10842; shr.u32 u, u, 4; and.b32 u, u, 0x1111;"
             picks = (0x5140, 0x7362)
-        text += " prmt.b32 l, $16, 0, u; prmt.b32 h, $24, 0, u;"
+        text += f" prmt.b32 l, ${codes + 8}, 0, u; prmt.b32 h, ${codes + 16}, 0, u;"
         for pair in range(2):
             place = 2 * four + pair
-            text += f" prmt.b32 u, l, h, {picks[pair]}; add.rn.f16x2 ${place}, ${4 + place}, u;"
+            text += f" prmt.b32 {'u' if add else f'${place}'}, l, h, {picks[pair]};"
+            if add:
+                text += f" add.rn.f16x2 ${place}, ${4 + place}, u;"
     return text + " }"
 
 
@@ -100,12 +103,19 @@ def _residual(raw, ids, inverses, table, weights, t0, t1, D, dtype: gl.constexpr
         x = gl.load(table + (ids.load(by_row) * (D // 8) * 8)[:, None] + d[None, :], mask=there, other=0.0)
     if t0 is not None:
         code = _together(_spread(raw, COLUMNS), COLUMNS)
-        constraints: gl.constexpr = "=&r,=&r,=&r,=&r" + ",r" * 28
-        x = gl.inline_asm_elementwise(_sum_of_halves(BITS), constraints, [x, code, t0, t1], gl.float16, True, 8)
+        if inverses is None and dtype == gl.float16:  # whose sum rounds as float32's, rounded to it, does
+            x = gl.inline_asm_elementwise(
+                _weights_text(BITS, True), "=&r,=&r,=&r,=&r" + ",r" * 28, [x, code, t0, t1], gl.float16, True, 8
+            )  # fmt: skip
+        else:
+            weight = gl.inline_asm_elementwise(
+                _weights_text(BITS, False), "=&r,=&r,=&r,=&r" + ",r" * 24, [code, t0, t1], gl.float16, True, 8
+            )  # fmt: skip
+            x = x.to(gl.float32) + weight.to(gl.float32)
     else:
         x = x.to(gl.float32) + _weights(raw, weights, COLUMNS)
-        if inverses is not None:
-            x *= inverses.load(by_row)[:, None]
+    if inverses is not None:
+        x *= inverses.load(by_row)[:, None]
     if D is not None:
         x = gl.where(there, x, 0.0)
     return x.to(dtype)
@@ -119,7 +129,8 @@ def _decode(
     """Decodes the tile that was asked for RAW steps ago, and if there are MORE asks for another in its place. TURNS
     warpgroups take turns, of which this is `mine`: steps are its own."""
     COLUMNS: gl.constexpr = d_smem.shape[2]
-    PIECE: gl.constexpr = _piece(raw.shape[1], COLUMNS, t0 is not None)
+    HALVES: gl.constexpr = t0 is not None and inverses is None and d_smem.dtype == gl.float16
+    PIECE: gl.constexpr = _piece(raw.shape[1], COLUMNS, HALVES)
     before = step - RAW
     whole = before * TURNS + mine
     stage = first + whole % STAGES
