@@ -114,8 +114,9 @@ def test_gradients(NQ):
         scores.backward(upstream)
         found.append(q.grad.clone())
         q.grad = None
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[2])
+    assert torch.equal(found[0], found[1])
+    # sums of as many terms in another order: a program has fewer rows of codewords than of tokens
+    torch.testing.assert_close(found[0], found[2], rtol=2.0**-9, atol=2.0**-9)
 
 
 def test_the_same_bits_run_after_run():

@@ -392,7 +392,7 @@ BUCKETS = {
     "few": ((torch.zeros(3), torch.zeros(3)), "weights must be 2, 4, 16 or 256, got 3"),
     "many cutoffs": ((torch.zeros(4), torch.zeros(4)), r"cutoffs: expected torch\.float32 \[3\]"),
     "falling": ((torch.tensor([0.0, 2.0, 1.0]), torch.zeros(4)), "cutoffs holds 1.0 at"),
-    "sparse": ((torch.zeros(3).to_sparse(), torch.zeros(4)), r"buckets.*[sS]parse"),  # or PyTorch's own warning, an error here
+    "sparse": ((torch.zeros(3).to_sparse(), torch.zeros(4)), r"buckets.*[sS]parse"),  # PyTorch's own warning too
 }
 
 
