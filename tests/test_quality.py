@@ -82,7 +82,7 @@ def test_its_table_and_record(quality, tmp_path, monkeypatch, capsys):
             assert row["rescored"] is None or 0 < row["rescored"] <= 1
             assert 0 <= row["mean_error"] <= row["max_error"] < row["best"]
         assert [some[each]["bytes_a_token"] for each in ("float32", "float16", "int8", "int8-token", "residual-1")] == [
-            4 * width, 2 * width, width, width + 2, width // 8 + 4
+            4 * width, 2 * width, width, width + 2, width // 8 + 8
         ]  # fmt: skip
         assert some["float16"]["max_error"] < some["int8"]["max_error"] < some["residual-1"]["max_error"]
 

@@ -309,3 +309,11 @@ def test_norms_beyond_float32(tmp_path, codec):
     documents.save(tmp_path / "d")
     again = maxsim.Quantized.load(tmp_path / "d")
     assert torch.isinf(maxsim.error_bound(torch.ones(1, 2, 64), again)).any()
+
+
+def test_all_256_codewords_are_codes(tmp_path):
+    made = quantize(torch.randn(300, 2, 32, generator=torch.Generator().manual_seed(3)), "pq", parts=4)
+    assert made.parameters.books.shape[1] == 256
+    assert int(made.codes.max()) == 255
+    made.save(tmp_path / "pq")
+    assert same_documents(Quantized.load(tmp_path / "pq"), made)

@@ -103,7 +103,8 @@ def check_same(what: str, asked: str | None, kept: str | None, corpus: Path) -> 
     from ..corpus import CorpusError
 
     if asked != kept:
-        raise CorpusError(f"{corpus} was made with {what} {kept}, not {asked}; give --{what} {kept} or another folder")
+        mend = f"give --{what} {kept}" if kept is not None else f"leave --{what} out"
+        raise CorpusError(f"{corpus} was made with {what} {kept}, not {asked}; {mend} or take another folder")
 
 
 def check_width(encoder: Encoder, corpus: Corpus) -> None:

@@ -37,20 +37,25 @@ CREATE INDEX tombstones ON documents (position) WHERE deleted = 1;
 CREATE TABLE cut (position INTEGER PRIMARY KEY);
 """
 
-# What format 2 has more: how codes are made, positions and numbers given so far (which outlive what `compact` drops),
-# the last position of a segment, since a compacted one has gaps, and the tables that codes are decoded by. A corpus of
+# What format 2 has more: how codes are made, a state that is another one after each change (a corpus that has taken
+# this one's place has none of its states), positions and numbers given so far (which outlive what `compact` drops), the
+# last position of a segment, since a compacted one has gaps, and the tables that codes are decoded by. A corpus of
 # format 1 is read as it is, and becomes one of format 2 with its next change.
 TO_FORMAT_2 = """
 ALTER TABLE corpus ADD COLUMN exact TEXT;
 ALTER TABLE corpus ADD COLUMN options TEXT NOT NULL DEFAULT '{}';
 ALTER TABLE corpus ADD COLUMN positions INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE corpus ADD COLUMN numbers INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE corpus ADD COLUMN state TEXT NOT NULL DEFAULT '';
 ALTER TABLE segments ADD COLUMN last INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE codebook (file TEXT NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL);
 UPDATE segments SET last = first + documents - 1;
 UPDATE corpus SET positions = (SELECT coalesce(max(last) + 1, 0) FROM segments),
     numbers = (SELECT coalesce(max(number), 0) FROM segments);
 """
+
+
+NEW_STATE = "UPDATE corpus SET state = lower(hex(randomblob(16)))"
 
 
 class Catalogue:
@@ -77,6 +82,7 @@ class Catalogue:
             _execute(db, SCHEMA)
             _execute(db, TO_FORMAT_2)
             yield db
+            db.execute(NEW_STATE)
             db.execute(f"PRAGMA application_id = {APPLICATION}")
             db.execute(f"PRAGMA user_version = {FORMAT}")
             db.execute("COMMIT")
@@ -111,6 +117,7 @@ class Catalogue:
                 db.execute(f"PRAGMA user_version = {FORMAT}")
             yield db
             db.execute("UPDATE corpus SET generation = generation + 1")
+            db.execute(NEW_STATE)
             db.execute("COMMIT")
 
     @contextmanager

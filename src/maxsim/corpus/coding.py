@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,7 +55,11 @@ class Coding:
         name = {"float8_e4m3fn": "fp8"}.get(str(name).removeprefix("torch."), str(name).removeprefix("torch."))
         if name not in NAMES:
             raise ValueError(f"dtype must be one of {', '.join(NAMES)}, got {name}")
-        given = {key: value for key, value in options.items() if value is not None}
+        given = {
+            key: value.item() if isinstance(value, np.generic) else value
+            for key, value in options.items()
+            if value is not None
+        }
         if name in FLOATS:
             wrong = [*given, *(["exact"] if exact is not None else []), *(["like"] if like is not None else [])]
             if wrong:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..packed import Packed, Views, as_tensor
 
 Id: TypeAlias = str | int
+MOST_LEVELS = 100  # of metadata: SQLite reads no JSON beyond 1,000
 _END = object()
 
 
@@ -25,7 +26,7 @@ def check_id(value: object) -> Id:
         raise ValueError(f"an int id must fit in 64 bits, got {value}")
     if isinstance(value, str):
         _check_unicode(value, f"the id {value!r}")
-        return str(value)
+        return str.__str__(value)  # of an enumeration too, whose own str is its name
     return int(value)
 
 
@@ -48,10 +49,29 @@ def encode_metadata(id: Id, metadata: object) -> str | None:
         return None
     if not isinstance(metadata, Mapping):
         raise TypeError(f"the metadata of document {id!r} must be a dict or None, got {type(metadata).__name__}")
+    _check_metadata(id, metadata, MOST_LEVELS)
     try:
         return json.dumps(dict(metadata), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"the metadata of document {id!r} is not JSON: {error}") from None
+
+
+def _check_metadata(id: Id, value: object, levels: int) -> None:
+    """What JSON would change or SQLite would not read: keys that are no str, nesting, and the character 0."""
+    if levels == 0:
+        raise TypeError(f"the metadata of document {id!r} are nested more than {MOST_LEVELS} deep")
+    if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError(f"the metadata of document {id!r} hold the character 0, at which filters end: {value!r}")
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the metadata of document {id!r} have a key that is no str: {key!r}")
+            _check_metadata(id, key, levels)
+            _check_metadata(id, each, levels - 1)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _check_metadata(id, each, levels - 1)
 
 
 def documents_of(embeddings: object) -> tuple[int | None, Iterator[Tensor]]:

@@ -95,13 +95,13 @@ def _stream(file: Any, where: str) -> Iterator[Any]:
         raise FileError(
             f"{where} has shape {list(shape)}{' in Fortran order' if fortran else ''}: save a C-ordered copy"
         )
-    row_bytes = max(1, int(np.prod(shape[1:])) * dtype.itemsize)
-    step = max(1, BLOCK_BYTES // row_bytes)
+    row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+    step = max(1, BLOCK_BYTES // max(1, row_bytes))
     for low in range(0, shape[0], step):
         count = min(step, shape[0] - low)
         raw = bytearray(file.read(count * row_bytes))
         if len(raw) != count * row_bytes:
-            raise EOFError(f"{where} ends in row {low + len(raw) // row_bytes} of {shape[0]}")
+            raise EOFError(f"{where} ends in row {low + len(raw) // max(1, row_bytes)} of {shape[0]}")
         yield np.frombuffer(raw, dtype).reshape(count, *shape[1:])
 
 
@@ -177,7 +177,9 @@ def _documents(
 
 
 def _ids(path: Path, ids: Any) -> list[Id]:
-    if ids.ndim != 1 or (isinstance(ids, np.ndarray) and ids.dtype.kind not in "iuU"):
+    if isinstance(ids, (list, tuple)):  # of a .pt file, which has no arrays of str
+        return list(ids)
+    if not hasattr(ids, "ndim") or ids.ndim != 1 or (isinstance(ids, np.ndarray) and ids.dtype.kind not in "iuU"):
         raise FileError(f"{path}: ids must be one array of str or int, got {ids.dtype} {list(ids.shape)}")
     listed: list[Id] = ids.tolist()
     return listed
@@ -202,16 +204,18 @@ def _lengths(path: Path, names: set[Any], whole: Callable[[Any], Any]) -> list[i
 def _cut(path: Path, blocks: Iterator[Any], lengths: list[int] | None) -> Iterator[Any]:
     """Documents out of blocks: [n, L, D], or rows of tokens [n, D] of documents of these lengths."""
     held, wanted = list[Tensor](), iter(lengths or [])
-    need, have, count = next(wanted, None), 0, 0
+    need, have, count, padded = next(wanted, None), 0, 0, False
     for block in blocks:
         part = as_tensor(block, str(path))
         if part.ndim == 3:
             for document in part:
                 if lengths is not None and count >= len(lengths):
                     raise FileError(f"{path}: {len(lengths)} lengths, and more documents")
+                if lengths is not None and lengths[count] > len(document):
+                    raise FileError(f"{path}: document {count} has length {lengths[count]}, of {len(document)} tokens")
                 yield document if lengths is None else document[: lengths[count]]
                 count += 1
-            need = None
+            need, padded = None, True
             continue
         if part.ndim != 2 or lengths is None:
             raise FileError(
@@ -225,6 +229,8 @@ def _cut(path: Path, blocks: Iterator[Any], lengths: list[int] | None) -> Iterat
             yield rows[:need]
             held, have = [rows[need:]], have - need
             need = next(wanted, None)
+    if padded and lengths is not None and count < len(lengths):
+        raise FileError(f"{path}: {len(lengths)} lengths, {count} documents")
     while need == 0:  # empty documents behind the last token
         yield torch.empty(0, held[0].shape[1]) if held else torch.empty(0, 0)
         need = next(wanted, None)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 
 class Wanted(NamedTuple):
     """Values of a field, any of which will do. `constants`: of True, False and None."""
@@ -41,6 +43,8 @@ def _wanted(field: str, value: object) -> Wanted:
     values: Collection[Any] = value if several else [value]  # type: ignore[assignment]
     wanted = Wanted([], [], [])
     for each in values:
+        if isinstance(each, np.generic):
+            each = each.item()
         if each is None or isinstance(each, bool):
             wanted.constants.append(each)
         elif isinstance(each, str):

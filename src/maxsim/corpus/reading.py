@@ -21,6 +21,7 @@ from .catalogue import Catalogue
 from .checking import problems_of
 from .coding import Coding
 from .documents import Id, check_id, id_list
+from .errors import CorpusError
 from .filtering import check_filter
 from .segments import Segment, open_codebook, open_segment
 
@@ -260,15 +261,32 @@ class Reader:
         """The corpus as the catalogue has it now; segments that did not change stay open."""
         with self._lock:
             made = sql.settings(db, self._catalogue.path)
-            before = self._snapshot
-            if made.generation != before.generation:
+            before, now = self._snapshot, self._settings
+            if made.generation != before.generation or made.state != now.state:
+                known = {segment.record.number: segment for segment in before.segments}
+                records = sql.segment_records(db)
+                self._check_same(made, known, records)
                 coding = before.coding
                 if made.codebook is not None and coding.tables is None:
                     coding = open_codebook(self._folder, made.codebook, coding)
-                known = {segment.record.number: segment for segment in before.segments}
-                found = tuple(self._open(db, known, record, coding) for record in sql.segment_records(db))
+                found = tuple(self._open(db, known, record, coding) for record in records)
+                self._settings = made
                 self._snapshot = Snapshot(made.generation, coding, found)
             return self._snapshot
+
+    def _check_same(self, made: sql.Settings, known: Mapping[int, Segment], records: list[sql.SegmentRecord]) -> None:
+        """Raises CorpusError where another corpus, or an earlier state of this one, has taken its place: what is held
+        of segments is then of others."""
+        now, before = self._settings, self._snapshot.generation
+        same = (made.dim, made.dtype, made.exact, made.options) == (now.dim, now.dtype, now.exact, now.options)
+        same &= now.codebook is None or made.codebook == now.codebook
+        same &= made.generation > before or (made.generation, made.state) == (before, now.state)
+        held = ((known[record.number].record, record) for record in records if record.number in known)
+        if not same or any(one.sha256 != other.sha256 for one, other in held):
+            raise CorpusError(
+                f"{self.path}: another corpus, or an earlier state of this one, has taken its place since it was "
+                "opened: open it again"
+            )
 
     def _open(self, db: Any, known: Mapping[int, Segment], record: sql.SegmentRecord, coding: Coding) -> Segment:
         segment = known.get(record.number)

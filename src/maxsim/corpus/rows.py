@@ -52,10 +52,11 @@ class Settings(NamedTuple):
     exact: str | None = None
     options: Mapping[str, Any] = MappingProxyType({})
     codebook: FileRecord | None = None
+    state: str = ""
 
 
 def settings(db: sqlite3.Connection, path: Path) -> Settings:
-    more = ", exact, options" if format_of(db) > 1 else ""
+    more = ", exact, options, state" if format_of(db) > 1 else ""
     row = db.execute(f"SELECT dim, dtype, encoder, generation{more} FROM corpus").fetchone()
     if row is None or row[1] not in NAMES or not isinstance(row[0], int) or row[0] < 1:
         raise CorpusError(f"{path}: unreadable settings {row}")
@@ -63,7 +64,8 @@ def settings(db: sqlite3.Connection, path: Path) -> Settings:
         return Settings(*row)
     codebook = db.execute("SELECT file, bytes, sha256 FROM codebook").fetchone()
     made = Settings(*row[:5])
-    return made._replace(options=json.loads(row[5]), codebook=None if codebook is None else FileRecord(*codebook))
+    codebook = None if codebook is None else FileRecord(*codebook)
+    return made._replace(options=json.loads(row[5]), codebook=codebook, state=row[6])
 
 
 def insert_settings(db: sqlite3.Connection, made: Settings) -> None:

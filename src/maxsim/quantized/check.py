@@ -105,7 +105,7 @@ def _check_codes(documents: Quantized) -> None:
         elif documents.codec == "fp8":
             wrong = part.view(torch.uint8) & 0x7F == 0x7F
         elif books is not None:
-            wrong = part >= books.shape[1]
+            wrong = part > books.shape[1] - 1  # 256 is no uint8, and would be taken for 0
         else:
             return
         if bool(wrong.any()):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ..best import check_k
-from ..corpus import Document, Id, Store, id_list
+from ..corpus import CorpusError, Document, Id, Store, id_list
 from ..devices import device_of
 from ..layout import TokensLike
 from .placing import check_shard, home_of
@@ -142,8 +142,12 @@ class Corpus(Store):
         k = check_k(k)
         asked = queries_of(queries, self.coding, self.device)
         subset = None if subset is None else id_list(subset)
+        before = None
         while True:
             selection = self.select(subset, filter)
+            if selection.snapshot is before:
+                raise CorpusError(f"{self.path}: its catalogue lacks documents that its segments have; see `check`")
+            before = selection.snapshot
             found = winners(asked, self.place, selection, k)
             wanted = set(found.positions[found.positions >= 0].tolist())
             names = self.ids_at(wanted)

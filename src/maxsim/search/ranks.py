@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..best import check_k, merge
-from ..corpus import Id, Selection
+from ..corpus import CorpusError, Id, Selection
 from ..distributed.talk import RankError, Step, Talk
 from ..layout import TokensLike
 from ..packed import Packed
@@ -55,9 +55,12 @@ def together(
     talk = Talk(group, corpus.device)
     if isinstance(subset, Iterable) and not isinstance(subset, (str, bytes)):
         subset = list(subset)  # an iterator is read once
+    before = None
     while True:
         asked, selection = _agreed(talk, corpus, queries, k, subset, filter)
-        queries = asked
+        if selection.snapshot is before:
+            raise CorpusError(f"{corpus.path}: its catalogue lacks documents that its segments have; see `check`")
+        queries, before = asked, selection.snapshot
         found = _merged(talk, corpus, asked, selection, min(check_k(k), selection.documents))
         wanted = set(found.positions[found.positions >= 0].tolist())
         names: dict[int, Id] = {}
