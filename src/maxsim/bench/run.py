@@ -105,10 +105,11 @@ SUITE_CONTENDERS = {
 
 def default_contenders(case: Case, device: torch.device) -> list[str]:
     """Ours, and all whose times say something about a case."""
+    if case.codec:
+        on_gpus = ["maxsim:triton", *(peer.name for peer in CODED_PEERS)]
+        return ["maxsim", "maxsim-float", *(on_gpus if device.type == "cuda" else [])]
     if device.type == "cpu":
         return ["maxsim", "matmul", "naive", "numpy", "blocks16", "blocks4", "maxsim-cpu", "numkong"]
-    if case.codec:
-        return ["maxsim", "maxsim:triton", "maxsim-float", *(peer.name for peer in CODED_PEERS)]
     ours, naive = ["maxsim"], ["naive"]
     if case.dtype == "float32":
         ours, naive = [*ours, "maxsim-high", "maxsim-medium"], [*naive, "naive-high", "naive-medium"]
