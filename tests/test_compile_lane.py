@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from compile_limits import HOPPER_QUICK, NEVER_SPILL, SHARED, SPILLS, cases_for
+from compile_limits import HOPPER_QUICK, NEVER_SPILL, SHARED, SPILLS, SPILLS_OF_CASES, cases_for
 
 import maxsim
 
@@ -61,7 +61,7 @@ def check(rows: list[dict], capability: int, cases) -> None:
         assert row["shared"] <= SHARED[capability] << 10, row
         assert 0 < row["registers"] <= 255, row
         if row["kernel"] in SPILLS:
-            assert row["spilled"] <= SPILLS[row["kernel"]], row
+            assert row["spilled"] <= max(SPILLS[row["kernel"]], SPILLS_OF_CASES.get(row["case"], 0)), row
         elif row["case"] in NEVER_SPILL or row["kernel"] != "_scores_kernel":
             assert row["spilled"] == 0, row
 
