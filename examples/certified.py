@@ -12,11 +12,8 @@ the same bits as `topk` over the float documents, with less than a tenth of them
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from judged_texts import attack, quality

@@ -18,8 +18,6 @@ import random
 import sys
 import tempfile
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import torch
 import torch.distributed as dist
 from judged_texts import attack

@@ -12,13 +12,10 @@ pooling: a ColBERT model, `--model NAME` where you have one, should do better.)
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import re
 import sqlite3
 import sys
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from judged_texts import attack, quality

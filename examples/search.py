@@ -15,12 +15,9 @@ late interaction can be.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from judged_texts import fitz_gov, quality
