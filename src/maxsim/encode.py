@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -31,6 +31,7 @@ BATCH_TOKENS = {
 }  # padded tokens in one forward pass: on a CPU a small batch stays in the cache
 
 Progress = Callable[[int], None]
+Span: TypeAlias = tuple[int, int]  # characters start to end of a text
 
 
 class EncoderError(RuntimeError):
@@ -62,11 +63,16 @@ class Encoder(Protocol):
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
         """The same for queries, which some models encode differently."""
 
-    def document_tokens(self, text: str) -> list[str]:
-        """The piece of text behind each row of `documents([text])[0]`."""
+    def document_spans(self, text: str) -> tuple[str, list[Span]]:
+        """The text that is encoded, after its prompt, and where in it the token of each row of `documents([text])[0]`
+        stands.
 
-    def query_tokens(self, text: str) -> list[str]:
-        """The piece of text behind each row of `queries([text])[0]`."""
+        Raises:
+            EncoderError: the model does not say.
+        """
+
+    def query_spans(self, text: str) -> tuple[str, list[Span]]:
+        """The same for a query."""
 
 
 def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encoder:
@@ -143,11 +149,11 @@ class TransformerEncoder:
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
         return self._encode(texts, True, progress)
 
-    def document_tokens(self, text: str) -> list[str]:
-        return self._pieces(self._document_prompt + text, self.limit)
+    def document_spans(self, text: str) -> tuple[str, list[Span]]:
+        return self._spans(self._document_prompt + text, self.limit)
 
-    def query_tokens(self, text: str) -> list[str]:
-        return self._pieces(self._query_prompt + text, QUERY_TOKENS)
+    def query_spans(self, text: str) -> tuple[str, list[Span]]:
+        return self._spans(self._query_prompt + text, QUERY_TOKENS)
 
     def _tokenize(self, texts: list[str], limit: int) -> Any:
         return self._tokenizer(
@@ -190,10 +196,10 @@ class TransformerEncoder:
         longest = max(map(len, rows))
         return torch.tensor([row + [fill] * (longest - len(row)) for row in rows], device=self._device)
 
-    def _pieces(self, text: str, limit: int) -> list[str]:
+    def _spans(self, text: str, limit: int) -> tuple[str, list[Span]]:
         rows = self._tokenize([text], limit)
         pairs = zip(rows["offset_mapping"][0], rows["special_tokens_mask"][0], strict=True)
-        return [text[start:end] for (start, end), special in pairs if not special]
+        return text, [(start, end) for (start, end), special in pairs if not special]
 
 
 class PylateEncoder:
@@ -231,11 +237,11 @@ class PylateEncoder:
             found += [len(ids) > room for ids in rows["input_ids"]]
         return found
 
-    def document_tokens(self, text: str) -> list[str]:
+    def document_spans(self, text: str) -> tuple[str, list[Span]]:
         raise EncoderError("a PyLate model does not say which piece of text is behind an embedding")
 
-    def query_tokens(self, text: str) -> list[str]:
-        return self.document_tokens(text)
+    def query_spans(self, text: str) -> tuple[str, list[Span]]:
+        return self.document_spans(text)
 
     def _encode(self, texts: Sequence[str], is_query: bool, progress: Progress | None) -> list[torch.Tensor]:
         result: list[torch.Tensor] = []
