@@ -166,11 +166,14 @@ def explain(
         if image is not None and grid is None:
             raise ValueError("an image needs patches: (rows, columns) of the document's tokens")
         uri = None if image is None else data_uri(image)
-        used = select(problem, backend).NAME
-        scored = run(problem, used, winners=True, maxima=True)
+        alone = _rows_alone(problem)
+        used = select(problem, backend)
+        if backend is None and used.unsupported(alone):
+            used = select(alone)
+        scored, each = (run(every, used.NAME, winners=True, maxima=True) for every in (problem, alone))
         index, similarity = (table.reshape(-1)[: q_end - q_start].cpu() for table in matches_of(scored, problem))
         q_keep, d_keep = _kept(problem.queries), _kept(problem.documents)
-        similarities = _every_similarity(problem, used)[: q_end - q_start]
+        similarities = matches_of(each, alone).similarity[0].T[: q_end - q_start].cpu().contiguous()
         similarities[:, ~d_keep] = 0.0 if masked == "zero" else -math.inf
         similarities[~q_keep] = 0.0
         return Explanation(
@@ -182,7 +185,7 @@ def explain(
             d_keep,
             masked,
             bool(normalize),
-            used,
+            used.NAME,
             query_pieces,
             document_pieces,
             uri,
@@ -216,12 +219,14 @@ def _rows(tokens: Tokens) -> tuple[int, int]:
 
 def _kept(tokens: Tokens) -> Tensor:
     start, end = _rows(tokens)
-    return torch.ones(end - start, dtype=torch.bool) if tokens.mask is None else tokens.mask.reshape(-1)[start:end].cpu()
+    if tokens.mask is None:
+        return torch.ones(end - start, dtype=torch.bool, device="cpu")
+    return tokens.mask.reshape(-1)[start:end].cpu()
 
 
-def _every_similarity(problem: Problem, backend: str) -> Tensor:
-    """`[LQ, LD]` on the CPU. Each row of the document as a document of its own: its maximum is its similarity, and has
-    the bits that it has in the whole document."""
+def _rows_alone(problem: Problem) -> Problem:
+    """Each row of the document as a document of its own, without a mask: its maximum is its similarity, and has the
+    bits that it has in the whole document."""
     d, (start, end) = problem.documents, _rows(problem.documents)
     data = d.data.reshape(-1, d.data.shape[-1])
     starts = torch.arange(start, end, device=data.device)
@@ -235,6 +240,4 @@ def _every_similarity(problem: Problem, backend: str) -> Tensor:
 
         codes = codes.map(apart)
     rows = Tokens(data, end - start, 1, starts, starts + 1, (start, end) == (0, data.shape[0]), codes=codes)
-    alone = dataclasses.replace(problem, documents=rows, per_query=0)
-    found = matches_of(run(alone, backend, winners=True, maxima=True), alone)
-    return found.similarity[0].T.cpu().contiguous()
+    return dataclasses.replace(problem, documents=rows, per_query=0)

@@ -138,7 +138,7 @@ def _others(cells: list[Cell], patches: set[int]) -> list[Cell]:
 
 
 def _numbers(of: Explanation) -> dict[str, Any]:
-    """For the script. Similarities are bytes: 0 for what takes no part, else from the least, 1, to the greatest, 255."""
+    """For the script. Similarities are bytes: 0 for what takes no part, else from 1, the least, to 255."""
     low, high, codes = _codes(of.similarities)
     if of.masked == "zero":
         codes[:, ~of.document_mask] = 0
@@ -154,7 +154,9 @@ def _numbers(of: Explanation) -> dict[str, Any]:
         "low": low,
         "high": high,
         "codes": base64.b64encode(codes.numpy().tobytes()).decode(),
-        "patches": None if grid is None else {"rows": len(grid), "columns": grid.shape[1], "tokens": grid.flatten().tolist()},
+        "patches": None
+        if grid is None
+        else {"rows": grid.shape[0], "columns": grid.shape[1], "tokens": grid.flatten().tolist()},
     }
 
 

@@ -85,9 +85,9 @@ def patch_grid(patches: Any, count: int) -> Tensor:
         raise ValueError(
             f"patches must be (rows, columns), (rows, columns, first) or [rows, columns], got shape {list(grid.shape)}"
         )
-    named = grid[grid >= 0]
-    if int(grid.min()) < -1 or int(grid.max()) >= count:
-        raise ValueError(f"patches must be tokens 0 to {count - 1}, or -1 for none, got {int(grid.min())} to {int(grid.max())}")
-    if len(named.unique()) < len(named):
+    named, low, high = grid[grid >= 0], int(grid.min()), int(grid.max())
+    if low < -1 or high >= count:
+        raise ValueError(f"patches must be tokens 0 to {count - 1}, or -1 for none, got {low} to {high}")
+    if len(set(named.tolist())) < len(named):
         raise ValueError("patches: a token stands in two places")
     return grid

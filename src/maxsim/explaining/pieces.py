@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -47,14 +48,14 @@ class Pieces:
         start, end = self.spans[i]
         low, high = start, end
         if i not in self.special and self.text[start:end].strip():
-            while start - low < CONTEXT and low > 0 and _of_word(self.text[low - 1]) and _of_word(self.text[low]):
+            while low > max(start - CONTEXT, 0) and self._joined_at(low):
                 low -= 1
-            while high - end < CONTEXT and high < len(self.text) and _of_word(self.text[high]) and self._in_word(high):
+            while high < min(end + CONTEXT, len(self.text)) and self._joined_at(high):
                 high += 1
         return self.text[low:start], self.label(i), self.text[end:high]
 
-    def _in_word(self, place: int) -> bool:
-        return _of_word(self.text[place - 1])
+    def _joined_at(self, place: int) -> bool:
+        return _of_word(self.text[place - 1]) and _of_word(self.text[place])
 
     def cells(self) -> list[Cell]:
         """The whole text, cut at tokens."""
@@ -96,10 +97,10 @@ def pieces_of(count: int, text: str | None, tokens: Sequence[Any] | None, side: 
                 "their offset mapping"
             )
         return _joined([f"#{i}" for i in range(count)], known=False)
-    given = [token if isinstance(token, str) else tuple(token) for token in tokens]
+    given: list[Any] = [token if isinstance(token, str) else tuple(token) for token in tokens]
     if len(given) != count:
         raise ValueError(f"{side}_tokens must have one entry a token, {count}, got {len(given)}")
-    if all(isinstance(token, str) for token in given):
+    if all(isinstance(token, str) for token in given) and (given or text is None):
         if text is not None:
             raise ValueError(f"with {side}_text, {side}_tokens must be places (start, end) in it, got names")
         return _joined(given)
@@ -162,6 +163,5 @@ def _of_bytes(names: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
 
 def _of_word(character: str) -> bool:
     """Whether a character is one of a word: not of scripts that are written without spaces."""
-    return (character.isalnum() and not "\u0e00" <= character <= "\u0eff" and not "\u3040" <= character <= "\ua4cf") or (
-        "\u0300" <= character <= "\u036f" or "\u0591" <= character <= "\u05c7" or "\u064b" <= character <= "\u065f"
-    )
+    spaceless = "\u0e00" <= character <= "\u0eff" or "\u3040" <= character <= "\ua4cf"  # Thai, Lao; Japanese, Chinese
+    return not spaceless and (character.isalnum() or unicodedata.category(character) == "Mn")
