@@ -169,7 +169,9 @@ def test_explain_takes_the_patches_that_metadata_have(model, tmp_path):
         "else": {"image": 7, "patches": "many"},
         "none": {"image": "../page.png"},
     }
-    corpus.add(list(kept), [torch.randn(5, 32) for _ in kept], metadata=list(kept.values()))
+    corpus.add(
+        list(kept), [torch.randn(5, 32) for _ in kept], metadata=list(kept.values()), texts=["a text"] * len(kept)
+    )
     found = {id: explain(corpus, encoder, "cat", id) for id in kept}
     assert found["page"].patches.tolist() == [[0, 1], [2, 3]]
     assert found["page"].image == "data:image/png;base64," + base64.b64encode(png).decode()
@@ -182,6 +184,7 @@ def test_explain_takes_the_patches_that_metadata_have(model, tmp_path):
         assert found[id].patches is None
         assert "something else of its patches" in found[id].notes[0]
     assert found["none"].patches is None
+    assert found["none"].notes  # of its text
 
 
 def test_pylate_is_asked_for_its_models(model, tmp_path, monkeypatch):

@@ -213,6 +213,12 @@ def test_pieces_in_their_text():
     assert pieces_of(2, "日本語", [(0, 1), (1, 2)], "document").word(0) == ("", "日", "")
     emoji = pieces_of(3, "a😀", [(0, 1), (1, 2), (1, 2)], "document")
     assert emoji.cells() == [Cell("a", (0,)), Cell("😀", (1, 2))]
+    mixed = pieces_of(4, "ab c", ["[Q]", (0, 2), (3, 4), "[MASK]"], "query")
+    assert mixed.cells() == [
+        Cell("[Q]", (0,), "special"), Cell("ab", (1,)), Cell(" "), Cell("c", (2,)), Cell("[MASK]", (3,), "special")
+    ]  # fmt: skip
+    assert [mixed.token(i) for i in range(4)] == ["[Q]", "ab", "c", "[MASK]"]
+    assert mixed.word(0) == ("", "[Q]", "")
     marks = pieces_of(2, "ab", [(0, 0), (0, 2)], "document")
     assert marks.cells() == [Cell("#0", (0,), "special"), Cell("ab", (1,))]
 
@@ -248,13 +254,13 @@ def test_patches():
     assert patch_grid((2, 3), 6).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert patch_grid([2, 2, 1], 6).tolist() == [[1, 2], [3, 4]]
     assert patch_grid(np.array([[4, -1], [0, 2]]), 6).tolist() == [[4, -1], [0, 2]]
+    assert patch_grid([[1, 1], [0, 0]], 2).tolist() == [[1, 1], [0, 0]]
     for wrong, error in (
         ((2, 4), "2 × 4 do not lie in a document of 6 tokens"),
         ((2, 3, 1), "2 × 3 from token 1 on do not lie"),
         ((0, 3), "0 × 3 do not lie"),
         ([[0, 6]], "must be tokens 0 to 5, or -1 for none, got 0 to 6"),
         ([[0, -2]], "got -2 to 0"),
-        ([[1, 1]], "stands in two places"),
         ([1], r"got shape \[1\]"),
     ):
         with pytest.raises(ValueError, match=error):
@@ -281,8 +287,9 @@ def test_patches():
 def test_what_is_refused(options, error):
     with pytest.raises(ValueError, match=error):
         maxsim.explain(**{"query": torch.ones(3, 4), "document": torch.ones(3, 4), **options})
-    with pytest.raises(TypeError, match="all names or all places"):
-        maxsim.explain(torch.ones(2, 4), torch.ones(2, 4), query_tokens=["a", (0, 1)])
+    for tokens in (["a", (0, 1, 2)], ["a", (0.5, 1)]):
+        with pytest.raises(TypeError, match="must be places"):
+            maxsim.explain(torch.ones(2, 4), torch.ones(2, 4), query_tokens=tokens, query_text="abc")
     with pytest.raises(ValueError, match="at least one explanation"):
         page([])
 

@@ -410,6 +410,26 @@ def test_page_images(browser):
     assert "mean similarity" in browser.status()
 
 
+def test_patches_of_several_sizes(browser):
+    patches = [[0, 0, 1, -1], [0, 0, 2, 2]]
+    found = maxsim.explain(torch.eye(3), torch.eye(3), patches=patches, image=png(400, 200))
+    browser.open(found.html())
+    frame = browser.find(".frame canvas").rect
+    for i, (x, y, width, height) in enumerate([(0, 0, 0.5, 1), (0.5, 0, 0.25, 0.5), (0.5, 0.5, 0.5, 0.5)]):
+        browser.point(f'#query [data-t="{i}"]')
+        (mark,) = browser.all(".marks i")
+        place = [mark.rect["x"] - frame["x"], mark.rect["y"] - frame["y"], mark.rect["width"], mark.rect["height"]]
+        expected = [x * frame["width"], y * frame["height"], width * frame["width"], height * frame["height"]]
+        assert place == pytest.approx(expected, abs=1.5)
+    browser.run("document.querySelector('#own').focus()")
+    browser.press("TAB")
+    assert browser.status().startswith("row 1, column 1 was matched by #0 1.000")
+    browser.press("ARROW_RIGHT")
+    assert browser.status().startswith("row 1, column 3 was matched by #1")
+    browser.press("ARROW_DOWN")
+    assert browser.status().startswith("row 2, column 3 was matched by #2")
+
+
 def test_hundreds_of_tokens(browser):
     """300 query tokens and five pages of 1,030 patches or words, some masked."""
     generator = torch.Generator().manual_seed(0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from . import explaining
-from .encode import Encoder, EncoderError, Progress, Span
+from .encode import Encoder, EncoderError, Place, Progress
 from .explaining import Explanation
 from .explaining.images import data_uri, patch_grid
 from .search import Corpus
@@ -148,9 +148,11 @@ def explain(
     count = len(document.embeddings)
     image, patches = _patches(corpus, document.metadata or {}, count, notes)
     text = document_spans = None
-    if document.text is not None:
+    if patches is not None:
+        pass  # a text that is kept beside a page is not what was encoded
+    elif document.text is not None:
         text, document_spans = _text(encoder.document_spans, document.text, count, "document", notes)
-    elif patches is None:
+    else:
         notes.append("The corpus keeps no text of this document: its tokens are called by their numbers.")
     codes = corpus.codes(id)
     return explaining.explain(
@@ -168,8 +170,8 @@ def explain(
 
 
 def _text(
-    spans_of: Callable[[str], tuple[str, list[Span]]], text: str, count: int, side: str, notes: list[str]
-) -> tuple[str | None, list[Span] | None]:
+    spans_of: Callable[[str], tuple[str, list[Place]]], text: str, count: int, side: str, notes: list[str]
+) -> tuple[str | None, list[Place] | None]:
     """A text and the places of its tokens, or nothing and a note."""
     try:
         whole, spans = spans_of(text)

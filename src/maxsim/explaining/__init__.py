@@ -135,12 +135,14 @@ def explain(
         query_mask, document_mask, masked, normalize, backend: as for `maxsim.score`.
         query_tokens, document_tokens: one entry for each token: its name, as tokenizers give it ("##ing", "▁the" and
             "Ġthe" are understood), or its place (start, end) in `query_text` or `document_text`, what tokenizers call
-            offset mapping. None: tokens are called by their numbers.
+            offset mapping; beside places, a name is one of a token that is no piece of the text. None: tokens are
+            called by their numbers.
         query_text, document_text: the texts that places are in.
         image: of a document whose tokens are patches of it: a path, the bytes of a PNG, JPEG, GIF or WebP file, a data
             URI of such, or a PIL image.
         patches: which tokens are the patches: (rows, columns), one after another by rows from the first token on;
-            (rows, columns, first), from another one on; or int `[rows, columns]`, the token of each, −1 for none.
+            (rows, columns, first), from another one on; or int `[rows, columns]`, the token at each place, −1 for none
+            (one token may fill several, as a patch that is larger than others does).
         name: of the document, shown on the page.
         notes: sentences to show on the page beside it.
 

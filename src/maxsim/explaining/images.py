@@ -61,10 +61,11 @@ def patch_grid(patches: Any, count: int) -> Tensor:
 
     Args:
         patches: (rows, columns), of which the first token is the upper left one and rows follow one another; (rows,
-            columns, first), where they begin with another token; or such a table.
+            columns, first), where they begin with another token; or such a table, in which a token may fill several
+            places.
 
     Raises:
-        ValueError: more patches than tokens, a token that is not there or comes twice, another form.
+        ValueError: more patches than tokens, a token that is not there, another form.
         TypeError: no whole numbers.
     """
     try:
@@ -85,9 +86,7 @@ def patch_grid(patches: Any, count: int) -> Tensor:
         raise ValueError(
             f"patches must be (rows, columns), (rows, columns, first) or [rows, columns], got shape {list(grid.shape)}"
         )
-    named, low, high = grid[grid >= 0], int(grid.min()), int(grid.max())
+    low, high = int(grid.min()), int(grid.max())
     if low < -1 or high >= count:
         raise ValueError(f"patches must be tokens 0 to {count - 1}, or -1 for none, got {low} to {high}")
-    if len(set(named.tolist())) < len(named):
-        raise ValueError("patches: a token stands in two places")
     return grid

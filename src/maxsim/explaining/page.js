@@ -27,6 +27,13 @@ function Hit(hit, n, section) {
   this.cursor = 0;
   this.won = hit.labels.map(() => []); // of each document token the query tokens that matched it
   hit.index.forEach((j, i) => { if (j >= 0) this.won[j].push(i); });
+  this.boxes = new Map(); // of each patch its first and last row and column
+  if (hit.patches) hit.patches.tokens.forEach((j, n) => {
+    if (j < 0) return;
+    const row = Math.floor(n / hit.patches.columns), column = n % hit.patches.columns;
+    const [top, bottom, left, right] = this.boxes.get(j) || [row, row, column, column];
+    this.boxes.set(j, [top, row, Math.min(left, column), Math.max(right, column)]);
+  });
 }
 
 // How strongly to shade each document token, 0 to 1. Of query tokens: the largest similarity. Of none in particular:
@@ -111,17 +118,17 @@ Hit.prototype.paint = function (strengths, winners, mine) {
   const { rows, columns, tokens } = this.patches;
   const canvas = this.frame.querySelector("canvas"), context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
-  tokens.forEach((j, n) => image.data.set([236, 104, 20, j < 0 ? 0 : 210 * strengths[j]], 4 * n));
+  tokens.forEach((j, n) => image.data.set([236, 104, 20, j < 0 ? 0 : 190 * strengths[j]], 4 * n));
   context.putImageData(image, 0, 0);
   const chosen = winners.size > 0 || mine;
   const marks = [];
-  tokens.forEach((j, n) => {
-    if (j < 0 || !(chosen ? winners.has(j) : this.won[j].length)) return;
+  this.boxes.forEach(([top, bottom, left, right], j) => {
+    if (!(chosen ? winners.has(j) : this.won[j].length)) return;
     const mark = document.createElement("i");
     mark.className = mine ? "at" : chosen ? "on" : "";
     Object.assign(mark.style, {
-      left: `${100 * (n % columns) / columns}%`, top: `${100 * Math.floor(n / columns) / rows}%`,
-      width: `${100 / columns}%`, height: `${100 / rows}%`,
+      left: `${100 * left / columns}%`, top: `${100 * top / rows}%`,
+      width: `${100 * (right - left + 1) / columns}%`, height: `${100 * (bottom - top + 1) / rows}%`,
     });
     marks.push(mark);
   });
@@ -245,17 +252,17 @@ document.addEventListener("keydown", (event) => {
 
 function steer(frame, event) {
   const hit = hits[Number(frame.closest(".hit").dataset.hit)], { rows, columns } = hit.patches;
-  let row = Math.floor(hit.cursor / columns), column = hit.cursor % columns;
-  switch (event.key) {
-    case "ArrowLeft": column = Math.max(column - 1, 0); break;
-    case "ArrowRight": column = Math.min(column + 1, columns - 1); break;
-    case "ArrowUp": row = Math.max(row - 1, 0); break;
-    case "ArrowDown": row = Math.min(row + 1, rows - 1); break;
-    case "Enter": case " ": keep(patch(hit)); event.preventDefault(); return;
-    default: return;
-  }
+  const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  const from = hit.cursor;
+  if (event.key === "Enter" || event.key === " ") keep(patch(hit));
+  else if (!step) return;
   event.preventDefault();
-  hit.cursor = row * columns + column;
+  if (!step) return;
+  do { // as far as the next patch
+    const row = Math.floor(hit.cursor / columns) + step[0], column = hit.cursor % columns + step[1];
+    if (row < 0 || row >= rows || column < 0 || column >= columns) break;
+    hit.cursor = row * columns + column;
+  } while (hit.patches.tokens[hit.cursor] === hit.patches.tokens[from]);
   point(patch(hit));
   say();
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 SPECIAL = re.compile(r"\[[A-Z]+[0-9]*\]|<[^<>\s]+>")  # [CLS], <s>, <|im_end|>
@@ -24,24 +24,25 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Pieces:
-    """Token i is `text[start:end]` of `spans[i]`; `special` are those that are no pieces of a text. `known`: what the
-    tokens are, not only how many."""
+    """Token i is `text[start:end]` of `spans[i]`; `special` are those that are no pieces of a text, and `names` what
+    they are called where they do not stand in it. `known`: what the tokens are, not only how many."""
 
     text: str
     spans: Sequence[tuple[int, int]]
     special: frozenset[int] = frozenset()
     known: bool = True
+    names: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def token(self, i: int) -> str | None:
         """The text of a token, None where it is not known."""
-        return self.text[slice(*self.spans[i])] if self.known else None
+        return self.names.get(i, self.text[slice(*self.spans[i])]) if self.known else None
 
     def label(self, i: int) -> str:
-        """The text of a token, or its number where it has none."""
-        return self.text[slice(*self.spans[i])].strip() or f"#{i}"
+        """The text or name of a token, or its number where it has none."""
+        return self.names.get(i) or self.text[slice(*self.spans[i])].strip() or f"#{i}"
 
     def word(self, i: int) -> tuple[str, str, str]:
         """A token with what its word has before and after it. (Scripts written without spaces have no such words.)"""
@@ -64,7 +65,7 @@ class Pieces:
         for i, (start, end) in enumerate(self.spans):
             kind = "special" if i in self.special else "text"
             if start == end:
-                cells.append(Cell(f"#{i}", (i,), "special"))
+                cells.append(Cell(self.label(i), (i,), "special"))
             elif end <= shown and cells and cells[-1].tokens:  # another byte of a character, say
                 cells[-1] = cells[-1]._replace(tokens=(*cells[-1].tokens, i))
             elif end <= shown:
@@ -83,11 +84,12 @@ def pieces_of(count: int, text: str | None, tokens: Sequence[Any] | None, side: 
 
     Args:
         count: how many tokens there are.
-        text, tokens: `[count]` names and no text, or `[count]` places (start, end) and the text; neither: numbers.
+        text, tokens: `[count]` names and no text, or the text and `[count]` places (start, end) in it, for special
+            tokens names; neither: numbers.
         side: "query" or "document", for messages.
 
     Raises:
-        ValueError: another number of tokens, a text without places in it, places outside it.
+        ValueError: another number of tokens, a text without places in it, places outside it or without a text.
         TypeError: tokens that are neither names nor places.
     """
     if tokens is None:
@@ -100,21 +102,25 @@ def pieces_of(count: int, text: str | None, tokens: Sequence[Any] | None, side: 
     given: list[Any] = [token if isinstance(token, str) else tuple(token) for token in tokens]
     if len(given) != count:
         raise ValueError(f"{side}_tokens must have one entry a token, {count}, got {len(given)}")
-    if all(isinstance(token, str) for token in given) and (given or text is None):
-        if text is not None:
-            raise ValueError(f"with {side}_text, {side}_tokens must be places (start, end) in it, got names")
-        return _joined(given)
-    spans: list[tuple[int, int]] = []
-    for i, token in enumerate(given):
-        if isinstance(token, str) or len(token) != 2 or not all(hasattr(place, "__index__") for place in token):
-            raise TypeError(f"{side}_tokens must be all names or all places (start, end), got {token!r} at {i}")
-        spans.append((int(token[0]), int(token[1])))
     if text is None:
-        raise ValueError(f"{side}_tokens are places (start, end): give {side}_text too")
-    for i, (start, end) in enumerate(spans):
+        if not all(isinstance(token, str) for token in given):
+            raise ValueError(f"{side}_tokens are places (start, end): give {side}_text too")
+        return _joined(given)
+    spans, names = list[tuple[int, int]](), dict[int, str]()
+    for i, token in enumerate(given):
+        if isinstance(token, str):
+            names[i] = token
+            spans.append((spans[-1][1], spans[-1][1]) if spans else (0, 0))
+            continue
+        if len(token) != 2 or not all(hasattr(place, "__index__") for place in token):
+            raise TypeError(f"{side}_tokens must be places (start, end) or names, got {token!r} at {i}")
+        start, end = int(token[0]), int(token[1])
         if not 0 <= start <= end <= len(text):
-            raise ValueError(f"{side}_tokens[{i}] must lie in a text of {len(text)} characters, got {(start, end)}")
-    return Pieces(text, spans)
+            raise ValueError(f"{side}_tokens[{i}] must lie in a text of {len(text)} characters, got {token}")
+        spans.append((start, end))
+    if given and len(names) == len(given):
+        raise ValueError(f"with {side}_text, {side}_tokens must be places (start, end) in it, got names alone")
+    return Pieces(text, spans, names=names)
 
 
 def _joined(names: Sequence[str], known: bool = True) -> Pieces:
