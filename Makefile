@@ -23,6 +23,7 @@ test: setup
 ci: setup
 	scripts/pages
 	$(PYTEST) -m slow
+	scripts/browser
 	scripts/hosts sentence-transformers
 	scripts/hosts pylate
 

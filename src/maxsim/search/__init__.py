@@ -12,6 +12,7 @@ from ..best import check_k
 from ..corpus import CorpusError, Document, Id, Store, id_list
 from ..devices import device_of
 from ..layout import TokensLike
+from ..quantized import Quantized
 from .placing import check_shard, home_of
 from .queries import candidate_lists, count_of, queries_of
 from .ranks import together
@@ -105,6 +106,11 @@ class Corpus(Store):
         """As `Store.get`, embeddings on the device of the corpus."""
         found = super().get(id)
         return found._replace(embeddings=found.embeddings.to(self.device))
+
+    def codes(self, id: Id) -> Quantized | None:
+        """As `Store.codes`, on the device of the corpus."""
+        found = super().codes(id)
+        return None if found is None else found.to(self.device)
 
     def search(
         self,
