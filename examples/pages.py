@@ -1,4 +1,4 @@
-"""Page images: PDF pages are rendered, cut into patches, searched by typed words; a heat map shows what matched.
+"""Page images: PDF pages are rendered, cut into patches and searched by typed words; a heat map shows what matched.
 
 Needs: pip install 'maxsim[pages]', and --no-deps rapidocr-onnxruntime==1.4.4, for its model. And a PDF with bookmarks:
 `make pages` takes the Debian Developer's Reference where there is apt; any other is named by `--pdf`.
@@ -8,7 +8,7 @@ Patches are columns of text lines, embedded by a text recogniser (PP-OCRv4) befo
 for every few points of a line, a stand-in for a model of page images such as ColPali. No text is read, neither from the
 PDF nor by the recogniser: a typed query is drawn, embedded in the same way and compared with all patches of all pages.
 Bookmarks are the queries, the pages that they lead to the judgements. The promise: late interaction ranks pages better
-than one mean vector a page does. What matched on a page is drawn over it in .demo/heat-map.png, to be looked at.
+than one mean vector a page does. The best page's heat map is .demo/heat-map.html, to be opened in a browser.
 
     python examples/pages.py --pdf manual.pdf --pages 40
     python examples/pages.py --pdf manual.pdf --ask "how to orphan a package"
@@ -17,7 +17,9 @@ than one mean vector a page does. What matched on a page is drawn over it in .de
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from bisect import bisect
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +41,7 @@ SCALE = 2.5  # pixels a point
 HEIGHT = 48  # of a line as the recogniser takes it, pixels
 NARROW = 0.35  # of a line's natural width: fewer patches, and faster
 STRIDE = 8  # pixels of a line a patch
-COLOUR = np.array([255, 90, 0], dtype=np.float32)
+CELL = 5  # pixels: in such squares the heat map is told where patches are
 
 Box = tuple[int, int, int, int]  # left, upper, right, lower
 
@@ -50,6 +52,14 @@ class Page(NamedTuple):
     image: Image.Image
     patches: torch.Tensor
     boxes: list[Box]
+
+
+class Query(NamedTuple):
+    """Patches of drawn words, and the characters behind each."""
+
+    text: str
+    patches: torch.Tensor
+    spans: list[tuple[int, int]]
 
 
 class Recogniser:
@@ -76,12 +86,16 @@ class Recogniser:
             boxes += [(a, upper, b, lower) for a, b in pairwise(edges)]
         return Page(image, torch.nn.functional.normalize(torch.cat(found), dim=-1), boxes)
 
-    def query(self, text: str) -> torch.Tensor:
-        """The patches of typed words."""
+    def query(self, text: str) -> Query:
+        """The patches of typed words, drawn in one line."""
         font = ImageFont.load_default(size=10 * SCALE)
         image = Image.new("L", (round(font.getlength(text)) + 40, round(30 * SCALE)), 255)
         ImageDraw.Draw(image).text((20, 20), text, fill=0, font=font)
-        return self.page(image).patches
+        drawn = self.page(image)
+        ends = [20 + font.getlength(text[: n + 1]) for n in range(len(text))]
+        last = len(text) - 1
+        spans = [(min(bisect(ends, a), last), min(bisect(ends, b), last) + 1) for a, _, b, _ in drawn.boxes]
+        return Query(text, drawn.patches, spans)
 
 
 def lines(image: Image.Image) -> list[Box]:
@@ -111,17 +125,20 @@ def by_means(queries: Sequence[torch.Tensor], pages: Sequence[torch.Tensor]) -> 
     return mean_of[0] @ mean_of[1].T
 
 
-def heat_map(page: Page, query: torch.Tensor) -> Image.Image:
-    """The page, and over its patches how much each is like the part of the query that it is most like: none for nine
-    patches in ten, all for the best."""
-    similarity = (query @ page.patches.T).amax(0)
-    none, best = similarity.quantile(0.9), similarity.max()
-    shade = np.zeros((page.image.height, page.image.width, 1), dtype=np.float32)
-    for (left, upper, right, lower), heat in zip(
-        page.boxes, ((similarity - none) / (best - none)).tolist(), strict=True
-    ):
-        shade[max(upper, 0) : lower, max(left, 0) : right] = 0.75 * max(heat, 0)
-    return Image.fromarray(((1 - shade) * np.asarray(page.image)[..., None] + shade * COLOUR).astype(np.uint8))
+def heat_map(page: Page, query: Query, place: str) -> maxsim.Explanation:
+    """The page under its patches, each a token of the document."""
+    table = torch.full((math.ceil(page.image.height / CELL), math.ceil(page.image.width / CELL)), -1)
+    for n, (left, upper, right, lower) in enumerate(page.boxes):
+        table[max(upper, 0) // CELL : lower // CELL, max(left, 0) // CELL : right // CELL] = n
+    return maxsim.explain(
+        query.patches,
+        page.patches,
+        query_text=query.text,
+        query_tokens=query.spans,
+        image=page.image,
+        patches=table,
+        name=place,
+    )
 
 
 def main() -> None:
@@ -129,7 +146,7 @@ def main() -> None:
     parser.add_argument("--pdf", type=Path, default=FOLDER / "developers-reference.pdf", help="with bookmarks")
     parser.add_argument("--pages", type=int, default=16, help="how many, from the first bookmark's on (16)")
     parser.add_argument("--ask", help="words to look for, in place of a bookmark")
-    parser.add_argument("--out", type=Path, default=FOLDER / "heat-map.png", help="where the heat map is written")
+    parser.add_argument("--out", type=Path, default=FOLDER / "heat-map.html", help="where the heat map is written")
     chosen = parser.parse_args()
     if not chosen.pdf.exists():
         sys.exit(f"no {chosen.pdf}: `make pages` fetches it where there is apt; --pdf takes any other with bookmarks")
@@ -154,7 +171,8 @@ def main() -> None:
 
     centre = torch.cat([page.patches for page in pages]).mean(0)
     documents = centred([page.patches for page in pages], centre)
-    queries = centred([recogniser.query(title) for title in titles], centre)
+    asked = [recogniser.query(title) for title in titles]
+    queries = centred([each.patches for each in asked], centre)
     scores = maxsim.score(queries, documents)
     late, pooled = (
         quality(each.argsort(dim=1, descending=True, stable=True).tolist(), relevant.values())[0]
@@ -167,20 +185,22 @@ def main() -> None:
     print(f"one mean vector      {pooled:.3f}")
 
     if chosen.ask:
-        asked, query = chosen.ask, centred([recogniser.query(chosen.ask)], centre)[0]
-        found = maxsim.topk(query, documents, 3)
-        scores, indices = found.scores[0], found.indices[0]
+        query = recogniser.query(chosen.ask)
+        shown = query._replace(patches=centred([query.patches], centre)[0])
+        best = maxsim.topk(shown.patches, documents, 3)
+        n = 0
     else:  # the bookmark whose page is furthest ahead
-        best = scores.topk(min(3, count), dim=1)
-        n = int((best.values[:, 0] - best.values[:, 1:].mean(1)).argmax())
-        asked, query, scores, indices = titles[n], queries[n], best.values[n], best.indices[n]
-    print(f"\n  {asked}")
-    for score, n in zip(scores.tolist(), indices.tolist(), strict=True):
-        print(f"    {score:.3f}  page {first + n + 1} of the file")
-    hit = int(indices[0])
+        best = maxsim.topk(queries, documents, 3)
+        n = int((best.scores[:, 0] - best.scores[:, 1:].mean(1)).argmax())
+        shown = asked[n]._replace(patches=queries[n])
+    print(f"\n  {shown.text}")
+    for score, hit in zip(best.scores[n].tolist(), best.indices[n].tolist(), strict=True):
+        print(f"    {score:.3f}  page {first + hit + 1}")
+    hit = int(best.indices[n, 0])
+    place = f"{chosen.pdf.name}, page {first + hit + 1}"
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    heat_map(pages[hit]._replace(patches=documents[hit]), query).save(chosen.out)
-    print(f"\nwhat matched on page {first + hit + 1}: {chosen.out}")
+    heat_map(pages[hit]._replace(patches=documents[hit]), shown, place).save(chosen.out)
+    print(f"\nwhat matched on page {first + hit + 1}, to look at in a browser: {chosen.out}")
     if late <= pooled:
         sys.exit("late interaction did not rank pages better than mean vectors")
 
