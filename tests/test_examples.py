@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import pathlib
+import random
 import re
 import subprocess
 import sys
 
 import pytest
+import torch
+from fakes import WordEncoder
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "judged_texts")
@@ -90,6 +94,57 @@ def test_pages(environment, tmp_path):
     assert "Getting started" in html
     assert "data:image/png;base64," in html
     assert f"{MANUAL.name}, page {re.search(r'on page ([0-9]+)', out).group(1)}" in html
+
+
+def words(count, seed):
+    """Texts of words out of a thousand, queries of two words of one, and two of others."""
+    pick = random.Random(seed)
+    documents = [" ".join(f"w{pick.randrange(1000)}" for _ in range(5)) for _ in range(count)]
+    others = [f"w{pick.randrange(1000)}" for _ in range(count)]
+    queries = [" ".join([*text.split()[:2], other]) for text, other in zip(documents, others, strict=True)]
+    return documents, queries, [{n} for n in range(count)]
+
+
+@pytest.fixture(name="example")
+def _example(monkeypatch):
+    """A script as a module, on such texts, with a vector for each word in place of a model."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def load(name, *more):
+        module = importlib.import_module(name)
+        monkeypatch.setattr(module, "attack", lambda: importlib.import_module("judged_texts").Attack(*words(300, 0)))
+        monkeypatch.setattr(module.encode, "load", lambda *_: WordEncoder())
+        monkeypatch.setattr(sys, "argv", [name, *more])
+        return module
+
+    return load
+
+
+def test_certified_fails_where_bits_differ(example, monkeypatch, capsys):
+    certified = example("certified", "--queries", "20")
+    certified.main()
+    assert "are the bits of float32's" in capsys.readouterr().out
+    topk = certified.maxsim.topk
+
+    def other(*given):
+        found = topk(*given)
+        return found._replace(scores=found.scores.nextafter(torch.tensor(torch.inf)))
+
+    monkeypatch.setattr(certified.maxsim, "topk", other)
+    with pytest.raises(SystemExit, match="hits or scores differ"):
+        certified.main()
+
+
+def test_rerank_fails_where_it_does_not_help(example, monkeypatch, capsys):
+    rerank = example("rerank", "--queries", "20")
+    with monkeypatch.context() as patch:
+        found = rerank.Keywords.search
+        patch.setattr(rerank.Keywords, "search", lambda self, query, k: found(self, query, k)[::-1])
+        rerank.main()
+    assert re.search(r"reranked \(MaxSim\) +1.000", capsys.readouterr().out)
+    monkeypatch.setattr(rerank.maxsim, "score_pairs", lambda q, d, pairs: -pairs[:, 1].double())
+    with pytest.raises(SystemExit, match="did not help"):
+        rerank.main()
 
 
 def test_each_says_what_it_needs_and_is_listed():
