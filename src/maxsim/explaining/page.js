@@ -42,7 +42,7 @@ Hit.prototype.strengths = function (tokens) {
   const found = new Float64Array(this.width);
   if (!tokens.length && !this.patches) {
     this.index.forEach((j, i) => { if (j >= 0) found[j] += Math.max(this.value[i], 0); });
-    const most = Math.max(...found, 1e-30);
+    const most = found.reduce((a, b) => Math.max(a, b), 1e-30);
     return found.map((x) => x / most);
   }
   const mean = !tokens.length;
