@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from lanes import NAMES
+from lanes import NAMES, integers
 
 import maxsim
 from maxsim import reference
@@ -124,7 +124,7 @@ def test_nan_and_infinity(lane):
 
 
 def test_forms(lane):
-    q, d = randn(5, 16, device=lane.device), randn(12, 16, seed=1, device=lane.device)
+    q, d = integers(0, 5, 16, device=lane.device), integers(1, 12, 16, device=lane.device)
     buffer = torch.cat([randn(3, 16, seed=2, device=lane.device), d, randn(4, 16, seed=3, device=lane.device)])
     whole = check(q, d, lane)
     for form in (
@@ -213,6 +213,7 @@ def test_pieces_in_their_text():
     assert pieces_of(2, "日本語", [(0, 1), (1, 2)], "document").word(0) == ("", "日", "")
     emoji = pieces_of(3, "a😀", [(0, 1), (1, 2), (1, 2)], "document")
     assert emoji.cells() == [Cell("a", (0,)), Cell("😀", (1, 2))]
+    assert len(pieces_of(1, "a" * 10**6, [(0, 1)], "document").cells()[-1].text) == 5001
     mixed = pieces_of(4, "ab c", ["[Q]", (0, 2), (3, 4), "[MASK]"], "query")
     assert mixed.cells() == [
         Cell("[Q]", (0,), "special"), Cell("ab", (1,)), Cell(" "), Cell("c", (2,)), Cell("[MASK]", (3,), "special")

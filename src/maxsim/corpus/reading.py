@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..packed import Packed
-from ..quantized import Quantized
 from . import catalogue
 from . import rows as sql
 from .catalogue import Catalogue
@@ -148,31 +147,21 @@ class Reader:
             TypeError, ValueError: an id that no document can have.
             CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
         """
-        found, text, metadata, snapshot, segment, local = self._found(id)
+        with self._catalogue.reading() as db:
+            position, found, text, metadata = sql.existing(db, check_id(id), "position, id, text, metadata")
+            snapshot = self._refresh(db)
+        segment = snapshot.segment_of(position)
+        local = segment.row(position)
         start, length = segment.starts[local : local + 1], segment.lengths[local : local + 1]
         kept = segment.tensors.get("tokens", segment.tensors.get("exact"))
         if kept is not None:
             embeddings = kept[int(start) : int(start + length)].clone()
         else:
-            decoded = _codes(snapshot, segment, local).dequantize(snapshot.coding.dtype)
+            codes = snapshot.coding.documents(segment.tensors, segment.starts, segment.lengths, segment.longest)
+            decoded = codes[local].dequantize(snapshot.coding.dtype)  # type: ignore[index]
             assert isinstance(decoded, Packed)
             embeddings = decoded.tokens
         return Document(found, embeddings, text, None if metadata is None else json.loads(metadata))
-
-    def codes(self, id: Id) -> Quantized | None:
-        """The codes of one document, where searches score these alone; None where floats are kept. Errors as `get`."""
-        _, _, _, snapshot, segment, local = self._found(id)
-        if "tokens" in segment.tensors or "exact" in segment.tensors:
-            return None
-        return _codes(snapshot, segment, local).compact()
-
-    def _found(self, id: Id) -> tuple[Id, str | None, str | None, Snapshot, Segment, int]:
-        """A document's id, text and metadata, and its segment and row."""
-        with self._catalogue.reading() as db:
-            position, found, text, metadata = sql.existing(db, check_id(id), "position, id, text, metadata")
-            snapshot = self._refresh(db)
-        segment = snapshot.segment_of(position)
-        return found, text, metadata, snapshot, segment, segment.row(position)
 
     def texts(self, ids: Iterable[Id]) -> dict[Id, str | None]:
         """The texts of those of `ids` that are in the corpus, None for a document without one.
@@ -306,10 +295,3 @@ class Reader:
         elif segment.record == record:
             return segment
         return segment.without(record, sql.deleted_positions(db, record) if record.deleted else [])
-
-
-def _codes(snapshot: Snapshot, segment: Segment, local: int) -> Quantized:
-    """Of one document, beside those of its segment."""
-    documents = snapshot.coding.documents(segment.tensors, segment.starts, segment.lengths, segment.longest)
-    assert isinstance(documents, Quantized)
-    return documents[local]

@@ -42,7 +42,7 @@ Hit.prototype.strengths = function (tokens) {
   const found = new Float64Array(this.width);
   if (!tokens.length && !this.patches) {
     this.index.forEach((j, i) => { if (j >= 0) found[j] += Math.max(this.value[i], 0); });
-    const most = Math.max(...found, 1e-30);
+    const most = found.reduce((a, b) => Math.max(a, b), 1e-30);
     return found.map((x) => x / most);
   }
   const mean = !tokens.length;
@@ -118,7 +118,8 @@ Hit.prototype.paint = function (strengths, winners, mine) {
   const { rows, columns, tokens } = this.patches;
   const canvas = this.frame.querySelector("canvas"), context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
-  tokens.forEach((j, n) => image.data.set([236, 104, 20, j < 0 ? 0 : 190 * strengths[j]], 4 * n));
+  const pixels = new DataView(image.data.buffer);
+  tokens.forEach((j, n) => pixels.setUint32(4 * n, 0xec681400 | (j < 0 ? 0 : Math.round(190 * strengths[j]))));
   context.putImageData(image, 0, 0);
   const chosen = winners.size > 0 || mine;
   const marks = [];

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 SPECIAL = re.compile(r"\[[A-Z]+[0-9]*\]|<[^<>\s]+>")  # [CLS], <s>, <|im_end|>
 CONTEXT = 12  # characters of a word that are shown on either side of a piece of it
+BEYOND = 5000  # characters that are shown of a text behind its last token
 
 
 class Cell(NamedTuple):
@@ -59,7 +60,7 @@ class Pieces:
         return _of_word(self.text[place - 1]) and _of_word(self.text[place])
 
     def cells(self) -> list[Cell]:
-        """The whole text, cut at tokens."""
+        """The text, cut at tokens."""
         cells: list[Cell] = []
         shown = 0
         for i, (start, end) in enumerate(self.spans):
@@ -75,7 +76,7 @@ class Pieces:
                     cells.append(Cell(self.text[shown:start]))
                 cells.append(Cell(self.text[max(start, shown) : end], (i,), kind))
                 shown = end
-        rest = self.text[shown:]
+        rest = self.text[shown : shown + BEYOND] + ("…" if len(self.text) > shown + BEYOND else "")
         return [*cells, Cell(rest, kind="beyond" if rest.strip() else "text")] if rest else cells
 
 

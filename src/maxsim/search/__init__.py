@@ -108,9 +108,17 @@ class Corpus(Store):
         return found._replace(embeddings=found.embeddings.to(self.device))
 
     def codes(self, id: Id) -> Quantized | None:
-        """As `Store.codes`, on the device of the corpus."""
-        found = super().codes(id)
-        return None if found is None else found.to(self.device)
+        """The codes of one document, on the device of the corpus, where a search scores these alone; None where floats
+        are kept. Errors as `get`."""
+        selection, _ = self.locate([id])
+        ((segment, rows),) = selection.parts
+        if "tokens" in segment.tensors or "exact" in segment.tensors:
+            return None
+        found = selection.snapshot.coding.documents(
+            segment.tensors, segment.starts, segment.lengths, segment.longest, rows
+        )
+        assert isinstance(found, Quantized)
+        return found.compact().to(self.device)
 
     def search(
         self,
