@@ -141,6 +141,23 @@ def heat_map(page: Page, query: Query, place: str) -> maxsim.Explanation:
     )
 
 
+def rendered(path: Path, count: int) -> tuple[list[Image.Image], int, dict[str, set[int]]]:
+    """Images of pages, from the first bookmark on; that page's number; for each bookmark the images it leads to."""
+    with pypdfium2.PdfDocument(path) as pdf:
+        marks = [(mark.get_title().strip(), mark.get_dest()) for mark in pdf.get_toc()]
+        places = [(title, place.get_index()) for title, place in marks if title and place]
+        if not places:
+            sys.exit(f"{path} has no bookmarks to judge a ranking by")
+        first = min(number for _, number in places)
+        numbers = range(first, min(first + count, len(pdf)))
+        images = [pdf[number].render(scale=SCALE, grayscale=True).to_pil() for number in numbers]
+    relevant: dict[str, set[int]] = {}
+    for title, number in places:
+        if number in numbers:
+            relevant.setdefault(title, set()).add(number - first)
+    return images, first, relevant
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Searches images of PDF pages.")
     parser.add_argument("--pdf", type=Path, default=FOLDER / "developers-reference.pdf", help="with bookmarks")
@@ -150,35 +167,25 @@ def main() -> None:
     chosen = parser.parse_args()
     if not chosen.pdf.exists():
         sys.exit(f"no {chosen.pdf}: `make pages` fetches it where there is apt; --pdf takes any other with bookmarks")
+    images, first, relevant = rendered(chosen.pdf, chosen.pages)
+    titles, judged = list(relevant), list(relevant.values())
 
-    with pypdfium2.PdfDocument(chosen.pdf) as pdf:
-        marks = [(mark.get_title().strip(), mark.get_dest()) for mark in pdf.get_toc()]
-        places = [(title, place.get_index()) for title, place in marks if title and place]
-        if not places:
-            sys.exit(f"{chosen.pdf} has no bookmarks to judge a ranking by")
-        first = min(number for _, number in places)
-        recogniser, pages = Recogniser(), []
-        count = min(chosen.pages, len(pdf) - first)
-        with track("embedding pages", count) as progress:
-            for number in range(first, first + count):
-                pages.append(recogniser.page(pdf[number].render(scale=SCALE, grayscale=True).to_pil()))
-                progress(1)
-    relevant: dict[str, set[int]] = {}
-    for title, number in places:
-        if number < first + count:
-            relevant.setdefault(title, set()).add(number - first)
-    titles = list(relevant)
-
+    recogniser, pages = Recogniser(), []
+    with track("embedding pages", len(images)) as progress:
+        for image in images:
+            pages.append(recogniser.page(image))
+            progress(1)
     centre = torch.cat([page.patches for page in pages]).mean(0)
     documents = centred([page.patches for page in pages], centre)
     asked = [recogniser.query(title) for title in titles]
     queries = centred([each.patches for each in asked], centre)
-    scores = maxsim.score(queries, documents)
     late, pooled = (
-        quality(each.argsort(dim=1, descending=True, stable=True).tolist(), relevant.values())[0]
-        for each in (scores, by_means(queries, documents))
+        quality(scores.argsort(dim=1, descending=True, stable=True).tolist(), judged)[0]
+        for scores in (maxsim.score(queries, documents), by_means(queries, documents))
     )
-    print(f"{chosen.pdf.name}: {count} pages, {sum(map(len, documents)) / count:.0f} patches a page, ", end="")
+    print(
+        f"{chosen.pdf.name}: {len(pages)} pages, {sum(map(len, documents)) / len(pages):.0f} patches a page, ", end=""
+    )
     print(f"{len(titles)} bookmarks as queries\n")
     print("                   nDCG@10")
     print(f"late interaction     {late:.3f}")
@@ -186,20 +193,26 @@ def main() -> None:
 
     if chosen.ask:
         query = recogniser.query(chosen.ask)
-        shown = query._replace(patches=centred([query.patches], centre)[0])
-        best = maxsim.topk(shown.patches, documents, 3)
-        n = 0
-    else:  # the bookmark whose page is furthest ahead
-        best = maxsim.topk(queries, documents, 3)
-        n = int((best.scores[:, 0] - best.scores[:, 1:].mean(1)).argmax())
-        shown = asked[n]._replace(patches=queries[n])
-    print(f"\n  {shown.text}")
-    for score, hit in zip(best.scores[n].tolist(), best.indices[n].tolist(), strict=True):
+        query = query._replace(patches=centred([query.patches], centre)[0])
+    else:  # of the bookmarks that found their page, the one whose words are most like what matched them
+        best = maxsim.topk(queries, documents, 1)
+        found = [hit in each for [hit], each in zip(best.indices.tolist(), judged, strict=True)]
+        like = best.scores[:, 0] / torch.tensor([len(each) for each in queries])
+        n = int(like.where(torch.tensor(found), -torch.inf).argmax())
+        query = asked[n]._replace(patches=queries[n])
+    best = maxsim.topk(query.patches, documents, 3)
+    hits = [
+        (score, hit) for score, hit in zip(best.scores[0].tolist(), best.indices[0].tolist(), strict=True) if hit >= 0
+    ]
+    if not hits:
+        sys.exit("nothing to look for, or nothing to look at")
+    print(f"\n  {query.text}")
+    for score, hit in hits:
         print(f"    {score:.3f}  page {first + hit + 1}")
-    hit = int(best.indices[n, 0])
+    hit = hits[0][1]
     place = f"{chosen.pdf.name}, page {first + hit + 1}"
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    heat_map(pages[hit]._replace(patches=documents[hit]), shown, place).save(chosen.out)
+    heat_map(pages[hit]._replace(patches=documents[hit]), query, place).save(chosen.out)
     print(f"\nwhat matched on page {first + hit + 1}, to look at in a browser: {chosen.out}")
     if late <= pooled:
         sys.exit("late interaction did not rank pages better than mean vectors")
