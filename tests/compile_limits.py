@@ -50,8 +50,8 @@ SPILLS = {
     "_hopper_product_kernel": 1536, "_hopper_product_scores_kernel": 1536,
 }  # fmt: skip
 
-# More than their kernel's: winners of 256 columns of e4m3, and rows that are decoded where gradients are summed.
-SPILLS_OF_CASES = {"hopper-codes-e4m3": 1024, "train-residual": 128, "train-product": 128}
+# More than their kernel's: winners of 256 columns of e4m3.
+SPILLS_OF_CASES = {"hopper-codes-e4m3": 1024}
 
 
 def cases_for(capability: int) -> tuple[str, ...]:

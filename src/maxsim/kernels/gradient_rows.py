@@ -10,12 +10,13 @@ import triton.language as tl
 from .gradient_terms import sum_terms
 from .lists import SIZE, ends_of, entries_of, item_of, list_base, position_of, tokens_of
 from .sides import span
+from .won_rows import fill_others, won_row
 
 # Sizes never make a new variant; strides do.
 COMMON = (
     "first", "some", "items", "chunk", "carried_rows", "first_row", "rows", "columns", "parts", "chunk_log2",
     "all_counters", "spare", "K", "NQ", "ND", "LQ", "LD", "TQ", "TD", "grad_query", "grad_document", "d_group", "count",
-    "steps", "more", "piece_log2", "words",
+    "steps", "more", "piece_log2", "words", "of_entries",
 )  # fmt: skip
 TABLES = (
     "grad", "pairs", "pair_order", "pair_offsets", "marks", "held", "holders", "q_starts", "q_ends", "q_owner",
@@ -41,19 +42,31 @@ def _chunk_of_row(live, first, some, low, high, pair_offsets):
 def _gradient_kernel(
     out, pieces, carried, marks, winners, grad, order, counters, pairs, pair_order, pair_offsets, q_ptr, d_ptr,
     q_starts, q_ends, q_owner, d_starts, d_ends, d_owner, held, holders, scales, factors,
-    first, some, chunk, carried_rows, first_row, rows, columns, parts, chunk_log2, all_counters, spare,
+    first, some, chunk, carried_rows, first_row, rows, columns, parts, chunk_log2, all_counters, spare, of_entries,
     K, NQ, ND, LQ, LD, TQ, TD, D,
     grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
     GRID: tl.constexpr, OF_QUERIES: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr,
-    ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr, FEW_WON: tl.constexpr,
     table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
+    """FEW_WON: the first `of_entries` programs own entries, the others fill rows that won nothing (`won_rows`)."""
     decoder = (table, words, ids, weights, inverses)
     lane = tl.arange(0, ROWS * ENTRIES)
     slot = lane % ENTRIES
     block = tl.program_id(0).to(tl.int64) * ROWS
     row = block + lane // ENTRIES
     own_row = block + tl.arange(0, ROWS)
+    if FEW_WON:
+        if tl.program_id(0) >= of_entries:
+            fill_others(
+                tl.program_id(0).to(tl.int64) - of_entries, out, first_row, rows, first, some, counters, d_owner,
+                d_starts, d_ends, LD, TD, D, BLOCK_D,
+            )  # fmt: skip
+            return
+        entries = some.to(tl.int64) * columns
+        of = (entries, first, columns, order, counters, winners, d_starts, d_ends, LD, TD, rows)
+        row = won_row(row, *of)
+        own_row = won_row(own_row, *of)
     real = row < rows
     mine = own_row < rows  # rows to be written
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)

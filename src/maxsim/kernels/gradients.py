@@ -22,6 +22,7 @@ from .gradient_rows import COMMON, _gradient_kernel, _piece_kernel
 from .launches import Slot, Steps
 from .lists import SIZE, Lists, Pairs, lists
 from .sides import Side
+from .won_rows import FILL
 
 CHUNK_BYTES = 256 << 20  # lists held at once
 MOST = 512  # plans kept; when there are more, all are made anew
@@ -128,7 +129,7 @@ class _Backward:
         self.K = max(per_query, 1)
         self.normalize = normalize
         self.rows, self.columns = tensors.winners.shape
-        self.config: GradientConfig = gradient_config(self.D, d.decoder is not None and d.decoder.codec < 0)
+        self.config: GradientConfig = gradient_config(self.D, 0 if d.decoder is None else d.decoder.codec)
         self.sizes = (self.K, q.count, d.count, max(q.length, 1), max(d.length, 1), q.rows, d.rows)
         self.grad_strides = tensors.grad.stride() if self.grid else (tensors.grad.stride(0), 0)
         # documents of a query, one after another; else they lie in groups
@@ -211,6 +212,11 @@ class _Backward:
         )  # fmt: skip
         return pieces
 
+    def _few_won(self, found: Lists) -> bool:
+        """Whether most rows of documents win nothing, whatever the winners: programs for entries are fewer then."""
+        d, columns = self.d, int(self.columns)
+        return columns <= 1 << found.shape[0] and 2 * d.count * columns <= (d.rows or d.count * d.length)
+
     def _launch(
         self, out: Slot, of_queries: bool, rows: int, pairs: Pairs, held: Slot | None, holders: Slot | None,
         found: Lists | None = None, owner: Slot | None = None, pieces: Slot | None = None, carried: Slot | None = None,
@@ -221,16 +227,22 @@ class _Backward:
         q, d, at, config = self.q, self.d, self.at, self.config
         order, counters, (chunk_log2, of_first, spare) = found or (None, None, (0, 0, 0))
         parts = 1 if found is None else -(-self.columns // SIZE.value)
+        programs, of_entries = triton.cdiv(rows, config.ROWS), 0
+        few_won = found is not None and pairs.order is None and held is None and self._few_won(found)
+        if few_won:
+            of_entries = triton.cdiv(some * self.columns, config.ROWS)
+            programs = of_entries + triton.cdiv(rows, FILL.value)
         self.steps.launch(
-            _gradient_kernel, triton.cdiv(rows, config.ROWS),
+            _gradient_kernel, programs,
             out, pieces, carried, None if carried is None else at.d_marks, at.winners, at.grad, order, counters,
             at.pairs, *pairs, q.data, d.data, q.starts, q.ends, self.q_owner, d.starts, d.ends, owner, held, holders,
             at.scales, at.factors,
             first, some, chunk, self._carried_rows, first_row, rows, self.columns, parts, chunk_log2, of_first, spare,
-            *self.sizes, self.D, *self.grad_strides,
+            of_entries, *self.sizes, self.D, *self.grad_strides,
             q.item, q.row, q.col, self.d_group, d.item, d.row, d.col,
             self.grid, of_queries, self.normalize,
-            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D, *self.decoder,
+            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D, few_won,
+            *self.decoder,
             num_warps=config.num_warps,
         )  # fmt: skip
 
