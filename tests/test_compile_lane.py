@@ -89,9 +89,11 @@ def test_every_kernel_is_compiled_somewhere():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED)
-def test_architectures_whole(capability, environment, tmp_path):
-    cases = cases_for(capability)
+@pytest.mark.parametrize(
+    ("capability", "part", "parts"), [(90, part, 4) for part in range(4)] + [(at, 0, 1) for at in SHARED if at != 90]
+)
+def test_architectures_whole(capability, part, parts, environment, tmp_path):
+    cases = cases_for(capability)[part::parts]
     check(compiled(capability, cases, environment, tmp_path), capability, cases)
 
 
