@@ -17,6 +17,7 @@ test: setup
 
 ci: setup
 	$(PYTEST) -m slow
+	scripts/browser
 	scripts/hosts sentence-transformers
 	scripts/hosts pylate
 

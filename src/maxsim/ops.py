@@ -13,6 +13,7 @@ from .autograd import planned_scores
 from .dispatch import select
 from .graph import differentiable_scores, run
 from .layout import Array, MaskLike, Problem, TokensLike, make_problem
+from .result import Scored
 
 
 class Matches(NamedTuple):
@@ -126,13 +127,7 @@ def matches(
     """
     with torch.no_grad():
         problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
-        result = run(problem, backend, winners=True, maxima=True)
-        assert result.winners is not None
-        assert result.maxima is not None
-        index = result.winners.long()
-        if result.winners.dtype == torch.int16:
-            index = torch.where(index == -1, index, index & 0xFFFF)
-        return Matches(_per_token(index, problem, -1), _per_token(result.maxima, problem, 0))
+        return matches_of(run(problem, backend, winners=True, maxima=True), problem)
 
 
 def backend_for(
@@ -147,6 +142,16 @@ def backend_for(
     `score`."""
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
     return select(problem).NAME
+
+
+def matches_of(result: Scored, problem: Problem) -> Matches:
+    """What a backend found, by query and document."""
+    assert result.winners is not None
+    assert result.maxima is not None
+    index = result.winners.long()
+    if result.winners.dtype == torch.int16:
+        index = torch.where(index == -1, index, index & 0xFFFF)
+    return Matches(_per_token(index, problem, -1), _per_token(result.maxima, problem, 0))
 
 
 def _grid(scores: Tensor, problem: Problem) -> Tensor:

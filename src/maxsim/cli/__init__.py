@@ -31,7 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (searching.search, searching.rerank, changes.add, changes.delete, changes.compact):
+app.command(cls=searching.Search)(searching.search)
+for command in (searching.rerank, changes.add, changes.delete, changes.compact):
     app.command()(command)
 
 

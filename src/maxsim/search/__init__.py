@@ -12,6 +12,7 @@ from ..best import check_k
 from ..corpus import CorpusError, Document, Id, Store, id_list
 from ..devices import device_of
 from ..layout import TokensLike
+from ..quantized import Quantized
 from .placing import check_shard, home_of
 from .queries import candidate_lists, count_of, queries_of
 from .ranks import together
@@ -105,6 +106,19 @@ class Corpus(Store):
         """As `Store.get`, embeddings on the device of the corpus."""
         found = super().get(id)
         return found._replace(embeddings=found.embeddings.to(self.device))
+
+    def codes(self, id: Id) -> Quantized | None:
+        """The codes of one document, on the device of the corpus, where a search scores these alone; None where floats
+        are kept. Errors as `get`."""
+        selection, _ = self.locate([id])
+        ((segment, rows),) = selection.parts
+        if "tokens" in segment.tensors or "exact" in segment.tensors:
+            return None
+        found = selection.snapshot.coding.documents(
+            segment.tensors, segment.starts, segment.lengths, segment.longest, rows
+        )
+        assert isinstance(found, Quantized)
+        return found.compact().to(self.device)
 
     def search(
         self,
