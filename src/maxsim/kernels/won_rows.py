@@ -15,7 +15,7 @@ from .sides import Side, span
 MOST = 512  # entries of a list: comparisons are as many squared
 FILL = tl.constexpr(32)  # rows that a program fills
 BLOCK = tl.constexpr(32)  # winners compared at once with as many
-LAST = tl.constexpr(65536)  # in place of no winner: beyond every token
+LAST = tl.constexpr(2147483647)  # in place of no winner: beyond every token
 
 
 @triton.jit
