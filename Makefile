@@ -1,5 +1,6 @@
-# make demo: index and search real text.  make train: a head learns.  make test: what every commit must pass.  All set up .venv first if need be.
-.PHONY: setup demo train test ci check clean
+# make demo: index and search real text.  make train: a head learns.  make docs: the documentation site.  make test: what every commit must pass.
+# All set up .venv first if need be.
+.PHONY: setup demo train docs test ci check clean
 
 PY = .venv/bin/python
 PYTEST = $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
@@ -10,6 +11,9 @@ demo: setup
 train: setup
 	@$(PY) examples/train.py
 
+docs: setup
+	@$(PY) docs/site
+
 test: setup
 	scripts/check
 	$(PYTEST) -m "not slow"
@@ -17,6 +21,7 @@ test: setup
 
 ci: setup
 	$(PYTEST) -m slow
+	$(PY) docs/site
 	scripts/hosts sentence-transformers
 	scripts/hosts pylate
 
@@ -27,4 +32,4 @@ setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .demo .hosts .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .hosts .site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -68,6 +68,7 @@ class Quantized:
 
     @property
     def device(self) -> torch.device:
+        """Where the codes are, and so where they are scored."""
         return self.codes.device
 
     @property
@@ -90,7 +91,11 @@ class Quantized:
         return f"Quantized({what}, {self.bytes_a_token} bytes a token, on {self.device})"
 
     def to(self, device: str | torch.device) -> Quantized:
-        """On that device; itself where it is there."""
+        """On that device; itself where it is there.
+
+        Raises:
+            RuntimeError: a device that PyTorch does not know or does not have.
+        """
         device = torch.device(device)
         if self.codes.device == device:
             return self
@@ -194,6 +199,9 @@ class Quantized:
 
         Tokens outside the mask are 0; scores of the result need `document_mask=quantized.compact().mask` as scores of
         the codes do not.
+
+        Args:
+            dtype: any float dtype; each value is computed in float32 and rounded to it once.
         """
         if self.starts is None:
             N, L, _ = self.codes.shape
@@ -229,7 +237,8 @@ class Quantized:
         written without the others.
 
         Raises:
-            ValueError: candidates, which share documents. OSError: the file cannot be written.
+            ValueError: candidates, which share documents.
+            OSError: the file cannot be written.
         """
         from .files import save
 
@@ -255,8 +264,8 @@ class Quantized:
         never seen, so there is no bound, and nothing to certify.
 
         Raises:
-            ValueError: not such an index, or a damaged one; names the file. OSError: a file is missing or cannot be
-                read.
+            ValueError: not such an index, or a damaged one; names the file.
+            OSError: a file is missing or cannot be read.
         """
         from .plaid import read
 

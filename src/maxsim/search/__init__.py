@@ -23,7 +23,7 @@ C = TypeVar("C", bound="Corpus")
 
 
 class Hit(NamedTuple):
-    """A document of a search's result and its score."""
+    """A document of a search's result: its id, as it was added, and its score, a Python float with float32's value."""
 
     id: Id
     score: float
@@ -180,7 +180,9 @@ class Corpus(Store):
         Raises:
             KeyError: an id that is not there.
             ValueError: another number of lists than of queries; and as `search`.
-            TypeError, CorpusError, UnsupportedError: as `search`.
+            TypeError: as `search`.
+            CorpusError: as `search`.
+            UnsupportedError: as `search`.
         """
         asked = queries_of(queries, self.coding, self.device)
         lists = candidate_lists(ids, count_of(asked))
