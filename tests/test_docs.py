@@ -13,6 +13,7 @@ import contextlib
 import doctest
 import importlib.util
 import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,3 +110,25 @@ def test_wrong_output_is_seen(tmp_path: Path) -> None:
     assert (block.code, block.output, block.line) == ("print(1 + 1)\n", "2\n", 1)
     marked = "<!-- not run: no model here -->\n" + page
     assert [(each.kind, each.what, each.runs) for each in blocks(marked)] == [("not run", "no model here", False)]
+
+
+FIGURE = re.compile(r"^<!-- figure: (\S+) = (\S+) (\S+) (\S+) (\S+)(?: / (\S+))? -->$", re.MULTILINE)
+
+
+def test_figures_of_the_reproduction_are_those_of_the_records() -> None:
+    """`<!-- figure: 4.72 = RECORD CASE KEY CONTENDER / CONTENDER -->`: what the page says is what the record has."""
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    figures = FIGURE.findall(page)
+    assert len(figures) == page.count("<!-- figure:")
+    said = FIGURE.sub("", page)
+    for shown, record, case, key, *contenders in figures:
+        lines = (ROOT / "benchmarks" / "records" / f"{record}.jsonl").read_text().splitlines()
+        rows = {
+            row["contender"]: row[key]
+            for row in map(json.loads, lines)
+            if case in (row.get("case"), row.get("collection"))
+        }
+        value = rows[contenders[0]] / (rows[contenders[1]] if contenders[1] else 1)
+        decimals = len(shown.partition(".")[2])
+        assert f"{value:,.{decimals}f}" == shown, (shown, record, case, key, value)
+        assert re.search(rf"(?<![\d.]){re.escape(shown)}(?![\d])", said), f"{shown} is not on the page"

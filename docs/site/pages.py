@@ -8,8 +8,10 @@ from html import escape
 from pathlib import Path
 
 import plots
+import tables
 
 IMAGE = re.compile(r"^!\[([^\]]+)\]\(((?:drawings|plots)/[\w-]+\.svg)\)$", re.MULTILINE)
+TABLE = re.compile(r"^<!-- table: ([\w-]+) -->$", re.MULTILINE)
 ENTRY = re.compile(r"^ +- (?:[^:\n]+: )?([\w/-]+\.md)\n", re.MULTILINE)
 
 
@@ -18,7 +20,8 @@ def stage(root: Path, built: Path) -> list[str]:
     shutil.rmtree(built, ignore_errors=True)
     copied = built / "pages"
     shutil.copytree(root / "docs", copied, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    plots.draw(root / "benchmarks" / "records", copied / "plots")
+    records = root / "benchmarks" / "records"
+    plots.draw(records, copied / "plots")
     here = {path.relative_to(copied).as_posix(): path for path in sorted(copied.rglob("*.md"))}
     found = []
     for name, path in here.items():
@@ -26,7 +29,9 @@ def stage(root: Path, built: Path) -> list[str]:
         missing = [image for _, image in IMAGE.findall(text) if not (path.parent / image).exists()]
         found += [f"{name}: no such drawing: {image}" for image in missing]
         if not missing:
-            path.write_text(IMAGE.sub(lambda match: _inline(path.parent / match[2], match[1]), text))  # noqa: B023
+            folder = path.parent
+            text = IMAGE.sub(lambda match, folder=folder: _inline(folder / match[2], match[1]), text)
+        path.write_text(TABLE.sub(lambda match: tables.table(match[1], records), text))
     config = (root / "mkdocs.yml").read_text()
     listed = ENTRY.findall(config)
     found += [f"{name} is not in the navigation of mkdocs.yml" for name in here if name not in listed]

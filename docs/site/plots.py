@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from tables import conditions, latest, title
 
 from maxsim.bench import figure2
 from maxsim.bench.cases import parse
@@ -53,11 +54,10 @@ FLOAT32 = ("1x1024-500x1024-d128-float32", "1x32-5000x300-d128-float32")
 def draw(records: Path, folder: Path) -> None:
     """Draws every plot to a file of `folder`, which is made."""
     folder.mkdir()
-    h200, cpu = (sorted(records.glob(f"*-{name}")) for name in ("h200-*.jsonl", "epyc-*.jsonl"))
-    latest = {path.stem.split("-", 3)[3]: path for path in [*h200, *cpu]}  # a later date replaces an earlier one
+    files = latest(records)
 
     def rows(name: str) -> list[Record]:
-        return read(latest[name])
+        return read(files[name])
 
     _bars(rows("h200-forward"), FORWARD, folder / "forward.svg")
     _bars(rows("h200-forward"), FLOAT32, folder / "float32.svg", error=True)
@@ -65,26 +65,12 @@ def draw(records: Path, folder: Path) -> None:
     cpus = rows("amd-epyc-cpu")
     _bars(cpus, tuple(dict.fromkeys(row.case for row in cpus)), folder / "cpu.svg")
     _training([*rows("h200-training"), *rows("h200-training-peers")], folder / "training.svg")
-    _quality(latest["amd-epyc-quality"], folder / "quality.svg")
+    _quality(files["amd-epyc-quality"], folder / "quality.svg")
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": "figure2"}):
         for path in figure2.draw(rows("h200-figure2"), folder / "figure2"):
             if path.suffix == ".png":
                 path.unlink()
     _theme(folder / "figure2.svg")
-
-
-def footer(record: Record) -> str:
-    """Where and with what a row was measured."""
-    triton = f", triton {record.triton}" if record.card == "h200" else ""
-    return f"{record.card}, torch {record.torch}{triton}, kernels {record.kernels}, {record.date}; medians"
-
-
-def title(name: str) -> str:
-    """A case in words: 1 × 1024 against 5000 × 1024, float16."""
-    case = parse(name)
-    kind = {"residual2": "residual, 2 bits", "pq16": "pq, 16 bytes"}.get(case.codec or "", case.codec or case.dtype)
-    length = f"{case.LD} on average" if case.ragged else str(case.LD)
-    return f"{case.NQ:,} × {case.LQ:,} tokens against {case.ND:,} × {length}, {kind}"
 
 
 def _bars(records: Sequence[Record], cases: Sequence[str], path: Path, error: bool = False) -> None:
@@ -102,19 +88,28 @@ def _bars(records: Sequence[Record], cases: Sequence[str], path: Path, error: bo
             for place, row in enumerate(rows):
                 colour = NAMES[row.contender][1]
                 panel.barh(place, row.median_ms, color=COLOURS[colour], height=0.72)
-                beside = f" {row.median_ms:.3g} ms"
+                beside = f"{_figures(row.median_ms)} ms"
                 if error:
                     beside += f",  largest error {row.max_error:.1e}"
-                panel.text(row.median_ms, place, beside, va="center", fontsize=9)
+                _label(panel, row.median_ms, place, beside, 9)
             panel.set_yticks(range(len(rows)), [NAMES[row.contender][0] for row in rows])
             panel.set_xlim(0, longest * (1.5 if error else 1.14))
             panel.set_xticks([])
             panel.tick_params(length=0)
             panel.spines[["bottom", "left"]].set_visible(False)
             panel.set_title(title(rows[0].case), fontsize=10, loc="left", fontweight="bold")
-        figure.supxlabel(footer(shown[0][0]), fontsize=8)
+        figure.supxlabel(f"{conditions([row for rows in shown for row in rows])}; medians", fontsize=8)
         figure.savefig(path, metadata={"Date": None})
     _theme(path)
+
+
+def _figures(value: float | None) -> str:
+    return f"{value:,.0f}" if value is not None and value >= 1000 else f"{value:#.3g}".rstrip(".")
+
+
+def _label(panel: Any, x: float, y: float, text: str, size: float) -> None:
+    """Beside the end of a bar."""
+    panel.annotate(text, (x, y), (3, 0), textcoords="offset points", va="center", fontsize=size)
 
 
 def _training(records: Sequence[Record], path: Path) -> None:
@@ -132,7 +127,7 @@ def _training(records: Sequence[Record], path: Path) -> None:
                 ys = [place + 0.16 * (n - 2) for place, _ in points]
                 panel.barh(ys, [value for _, value in points], height=0.15, color=colours[n], label=contender)
                 for y, (_, value) in zip(ys, points, strict=True):
-                    panel.text(value, y, f" {value:.3g}", va="center", fontsize=7.5)
+                    _label(panel, value, y, _figures(value), 7.5)
             panel.set(xscale="log", title=what)
             low, high = panel.get_xlim()
             panel.set_xlim(low, high * 2)
@@ -141,8 +136,7 @@ def _training(records: Sequence[Record], path: Path) -> None:
         panels[0].set_yticks(range(len(cases)), [f"{c.NQ}×{c.LQ} against {c.ND}×{c.LD}" for c in names])
         panels[0].invert_yaxis()
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-        kernels = ", ".join(dict.fromkeys(row.kernels for row in records))
-        figure.supxlabel(f"bfloat16; {footer(records[0]).replace(records[0].kernels, kernels)}", fontsize=8)
+        figure.supxlabel(f"bfloat16; {conditions(records)}; medians", fontsize=8)
         figure.savefig(path, metadata={"Date": None})
     _theme(path)
 
@@ -157,12 +151,13 @@ def _quality(path: Path, target: Path) -> None:
         "pq": ("pq", "v"),
     }
     collections = {
-        "faq": "building-law FAQ",
-        "attack": "ATT&CK",
-        "fitz-gov": "fitz-gov",
+        "faq": "building-law FAQ, D = 384",
+        "attack": "ATT&CK, D = 384",
+        "fitz-gov": "fitz-gov, D = 384",
         "fitz-gov-128": "fitz-gov, D = 128",
+        "wiki-128": "Wikipedia, D = 128",
     }
-    colours = ("#0072B2", "#009E73", "#D55E00", "#CC79A7")
+    colours = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": target.stem}):
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         panel: Any = figure.subplots()
