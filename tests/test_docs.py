@@ -64,7 +64,8 @@ def blocks(text: str) -> list[Block]:
 
 
 def parameters() -> list[object]:
-    marks = dict.fromkeys(FRAMEWORKS, pytest.mark.slow)
+    # what frameworks warn of is not ours
+    marks = dict.fromkeys(FRAMEWORKS, (pytest.mark.slow, pytest.mark.filterwarnings("default")))
     with_code = [page for page in PAGES if blocks(page.read_text())]
     return [pytest.param(page, id=page.stem, marks=marks.get(page.stem, ())) for page in with_code]
 
