@@ -68,7 +68,7 @@ def _of(thing: griffe.Object | griffe.Alias, path: str) -> list[str]:
     if thing.docstring is None:
         found.append(f"{path} has no docstring")
     else:
-        thing.docstring.parse("google", **OPTIONS)
+        found += _parameters(thing, path, thing.docstring.parse("google", **OPTIONS))
     if thing.is_class or thing.is_module:
         members = thing.all_members if thing.is_class else thing.members
         for name, member in members.items():
@@ -77,3 +77,12 @@ def _of(thing: griffe.Object | griffe.Alias, path: str) -> list[str]:
             if member.is_function or member.is_class or "property" in member.labels:
                 found += _of(member, f"{path}.{name}")
     return found
+
+
+def _parameters(thing: griffe.Object | griffe.Alias, path: str, sections: list[griffe.DocstringSection]) -> list[str]:
+    """Parameters of a function that its docstring does not have."""
+    if not thing.is_function:
+        return []
+    said = {each.name for section in sections if section.kind.value == "parameters" for each in section.value}
+    left = [name.name for name in thing.parameters if name.name not in ("self", "cls", *said)]
+    return [f"{path} does not say what is {', '.join(left)}"] if left else []
