@@ -78,6 +78,16 @@ def test_a_docstring_that_does_not_parse(room: ModuleType, tmp_path: Path, monke
     assert "Failed to get 'exception: description' pair from 'as others.'" in said
 
 
+@pytest.mark.parametrize("room", ["docstrings"], indirect=True)
+def test_a_parameter_without_a_word(room: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "WHOLE", ())
+    package = PACKAGE["maxsim/__init__.py"].replace("known():", "known(a, b):").replace(', "hidden"', "")
+    package = package.replace("Known.", "Known.\n\n    Args:\n        a: a number.\n    ")
+    write(tmp_path / "src", PACKAGE | {"maxsim/__init__.py": package})
+    write(tmp_path / "api", {"a.md": "::: maxsim.known\n"})
+    assert room.problems(tmp_path / "src", tmp_path / "api") == ["maxsim.known does not say what is b"]
+
+
 @pytest.mark.parametrize("room", ["tables"], indirect=True)
 def test_tables_say_what_the_records_say(room: ModuleType) -> None:
     records = SITE.parents[1] / "benchmarks" / "records"

@@ -61,6 +61,7 @@ def quantize(
     Args:
         documents: as for `score`, in any float dtype; `Views` and jagged tensors with gaps are packed. They stay as
             they are and are read in blocks: besides the codes, and a sample, nothing of their size is held.
+        codec: "int8", "fp8", "residual" or "pq"; None is that of `like`, or "int8".
         document_mask: as for `score`. What it leaves out is not looked at, has codes of 0 and is left out of every
             score of the result.
         normalize: quantise unit vectors (each token divided by its L2 norm), for scores with `normalize=True`, which

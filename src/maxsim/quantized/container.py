@@ -93,6 +93,9 @@ class Quantized:
     def to(self, device: str | torch.device) -> Quantized:
         """On that device; itself where it is there.
 
+        Args:
+            device: such as "cpu" or "cuda:0".
+
         Raises:
             RuntimeError: a device that PyTorch does not know or does not have.
         """
@@ -236,6 +239,9 @@ class Quantized:
         """Writes one file (safetensors), at once under its name: it is whole or not there. Selected documents are
         written without the others.
 
+        Args:
+            path: the file; one that is there is replaced.
+
         Raises:
             ValueError: candidates, which share documents.
             OSError: the file cannot be written.
@@ -248,6 +254,10 @@ class Quantized:
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Quantized:
         """Reads what `save` wrote, after looking at every byte: checksums are those that were written, and no code is
         beyond its tables, which kernels read.
+
+        Args:
+            path: the file.
+            device: where the codes go.
 
         Raises:
             ValueError: no such file of ours, one of a newer format, or cut short or damaged; says where.
@@ -262,6 +272,10 @@ class Quantized:
         """The documents of an index of ColBERT or fast-plaid (a folder), as "residual" codes, in the order of the
         index. What they decode to is divided by its norm, as those libraries do, here in float32. Their documents were
         never seen, so there is no bound, and nothing to certify.
+
+        Args:
+            path: the folder.
+            device: where the codes go.
 
         Raises:
             ValueError: not such an index, or a damaged one; names the file.

@@ -102,7 +102,17 @@ class Corpus(Store):
         return f"{super().__repr__()[:-1]} on {self.device}, {self.home})"
 
     def get(self, id: Id) -> Document:
-        """As `Store.get`, embeddings on the device of the corpus."""
+        """One document, its embeddings on the device of the corpus.
+
+        Args:
+            id: as it was added.
+
+        Raises:
+            KeyError: an id that is not there.
+            TypeError: an id that is neither str nor int.
+            ValueError: an int id beyond 64 bits, or text that is no Unicode.
+            CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
+        """
         found = super().get(id)
         return found._replace(embeddings=found.embeddings.to(self.device))
 
@@ -156,7 +166,12 @@ class Corpus(Store):
         return self.hits(found, names)
 
     def hits(self, found: Winners, names: Mapping[int, Id]) -> list[list[Hit]]:
-        """Winners by their ids, a list for each query."""
+        """Winners by their ids, a list for each query.
+
+        Args:
+            found: positions and scores of each query's winners, best first.
+            names: ids by position.
+        """
         return [
             [Hit(names[position], score) for position, score in zip(*row, strict=True) if position >= 0]
             for row in zip(found.positions.tolist(), found.scores.tolist(), strict=True)
