@@ -1,6 +1,5 @@
-# make demo: index and search real text.  make train: a head learns.  make docs: the documentation site.  make test: what every commit must pass.
-# All set up .venv first if need be.
-.PHONY: setup demo train docs test ci check clean
+# make demo: index and search real text.  make train: a head learns.  make test: what every commit must pass.  All set up .venv first if need be.
+.PHONY: setup demo train test ci check clean
 
 PY = .venv/bin/python
 PYTEST = $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
@@ -11,9 +10,6 @@ demo: setup
 train: setup
 	@$(PY) examples/train.py
 
-docs: setup
-	@$(PY) docs/site
-
 test: setup
 	scripts/check
 	$(PYTEST) -m "not slow"
@@ -21,12 +17,17 @@ test: setup
 
 ci: setup
 	$(PYTEST) -m slow
-	$(PY) docs/site
 	scripts/hosts sentence-transformers
 	scripts/hosts pylate
+	$(PY) docs/site
 
 check: setup
 	scripts/check
+
+# the documentation, in .site/html
+.PHONY: docs
+docs: setup
+	@$(PY) docs/site
 
 setup:
 	@scripts/setup
