@@ -98,6 +98,14 @@ def test_tables_say_what_the_records_say(room: ModuleType) -> None:
     assert any("wrong scores" in line for line in made["cpu"])
 
 
+@pytest.mark.parametrize("room", ["commands"], indirect=True)
+def test_every_command_and_option_is_described(room: ModuleType) -> None:
+    text = room.described()
+    for expected in ("## search", "$ maxsim search CORPUS [QUERY...] [options]", "| `--filter` | Only", "--contenders"):
+        assert expected in text
+    assert not [line for line in text.splitlines() if line.startswith("| ") and line.endswith("|  |")]
+
+
 @pytest.mark.parametrize("room", ["pages"], indirect=True)
 def test_pages(room: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.plots, "draw", lambda records, folder: folder.mkdir())

@@ -7,10 +7,12 @@ import shutil
 from html import escape
 from pathlib import Path
 
+import commands
 import plots
 import tables
 
 IMAGE = re.compile(r"^!\[([^\]]+)\]\(((?:drawings|plots)/[\w-]+\.svg)\)$", re.MULTILINE)
+COMMANDS = "<!-- commands -->"
 TABLE = re.compile(r"^<!-- table: ([\w-]+) -->$", re.MULTILINE)
 ENTRY = re.compile(r"^ +- (?:[^:\n]+: )?([\w/-]+\.md)\n", re.MULTILINE)
 
@@ -31,6 +33,8 @@ def stage(root: Path, built: Path) -> list[str]:
         if not missing:
             folder = path.parent
             text = IMAGE.sub(lambda match, folder=folder: _inline(folder / match[2], match[1]), text)
+        if COMMANDS in text:
+            text = text.replace(COMMANDS, commands.described())
         path.write_text(TABLE.sub(lambda match: tables.table(match[1], records), text))
     config = (root / "mkdocs.yml").read_text()
     listed = ENTRY.findall(config)
