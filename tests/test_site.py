@@ -14,6 +14,8 @@ SITE = Path(__file__).resolve().parents[1] / "docs" / "site"
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
+    for package in ("griffe", "matplotlib"):
+        pytest.importorskip(package, reason="needs what builds the documentation: pip install .[docs]")
     monkeypatch.syspath_prepend(str(SITE))
     monkeypatch.delitem(sys.modules, request.param, raising=False)
     return importlib.import_module(request.param)
