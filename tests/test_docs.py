@@ -3,7 +3,7 @@
 The ```python blocks of a page run one after another in one namespace, in an empty folder. A ```text block right after
 one is what it prints; "..." in it stands for anything. A comment before a block makes an exception:
     <!-- needs: gpu -->             runs where there is a CUDA GPU
-    <!-- needs: pylate -->          runs where the package can be imported
+    <!-- needs: pylate>=1.5.1 -->   runs where the package is installed
     <!-- not run: why -->           does not run, but must parse
 """
 
@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import importlib.util
 import io
 import json
 import re
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import maxsim
 
@@ -46,8 +47,15 @@ class Block(NamedTuple):
     @property
     def runs(self) -> bool:
         if self.kind == "needs":
-            return torch.cuda.is_available() if self.what == "gpu" else importlib.util.find_spec(self.what) is not None
+            return torch.cuda.is_available() if self.what == "gpu" else installed(Requirement(self.what))
         return self.kind is None
+
+
+def installed(wanted: Requirement) -> bool:
+    try:
+        return metadata.version(wanted.name) in wanted.specifier
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def blocks(text: str) -> list[Block]:
