@@ -83,11 +83,11 @@ def test_a_docstring_that_does_not_parse(room: ModuleType, tmp_path: Path, monke
 @pytest.mark.parametrize("room", ["docstrings"], indirect=True)
 def test_a_parameter_without_a_word(room: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "WHOLE", ())
-    package = PACKAGE["maxsim/__init__.py"].replace("known():", "known(a, b):").replace(', "hidden"', "")
-    package = package.replace("Known.", "Known.\n\n    Args:\n        a: a number.\n    ")
+    package = PACKAGE["maxsim/__init__.py"].replace("known():", "known(a, b, c, d, e):").replace(', "hidden"', "")
+    package = package.replace("Known.", "Known, of `b`.\n\n    Args:\n        a, e: numbers.\n    ")
     write(tmp_path / "src", PACKAGE | {"maxsim/__init__.py": package})
     write(tmp_path / "api", {"a.md": "::: maxsim.known\n"})
-    assert room.problems(tmp_path / "src", tmp_path / "api") == ["maxsim.known does not say what is b"]
+    assert room.problems(tmp_path / "src", tmp_path / "api") == ["maxsim.known does not say what is c, d"]
 
 
 @pytest.mark.parametrize("room", ["tables"], indirect=True)

@@ -80,9 +80,12 @@ def _of(thing: griffe.Object | griffe.Alias, path: str) -> list[str]:
 
 
 def _parameters(thing: griffe.Object | griffe.Alias, path: str, sections: list[griffe.DocstringSection]) -> list[str]:
-    """Parameters of a function that its docstring does not have."""
+    """Parameters of a function that its docstring neither lists nor names in backticks."""
     if not thing.is_function:
         return []
-    said = {each.name for section in sections if section.kind.value == "parameters" for each in section.value}
-    left = [name.name for name in thing.parameters if name.name not in ("self", "cls", *said)]
+    listed = [each.name for section in sections if section.kind.value == "parameters" for each in section.value]
+    said = {name for names in listed for name in names.split(", ")}  # "queries, documents: ..." says both
+    text = thing.docstring.value if thing.docstring else ""
+    names = [each.name for each in thing.parameters if each.name not in ("self", "cls", *said)]
+    left = [name for name in names if f"`{name}`" not in text]
     return [f"{path} does not say what is {', '.join(left)}"] if left else []
