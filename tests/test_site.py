@@ -67,6 +67,10 @@ def test_docstrings(room: ModuleType, tmp_path: Path, monkeypatch: pytest.Monkey
     assert room.problems(tmp_path / "src", tmp_path / "api") == ["maxsim.hidden is on no page of the reference"]
     write(tmp_path / "api", {"a.md": "::: maxsim.known\n::: maxsim.hidden\n"})
     assert room.problems(tmp_path / "src", tmp_path / "api") == ["maxsim.hidden has no docstring"]
+    write(tmp_path / "api", {"a.md": "::: maxsim.known\n::: maxsim.hidden\n::: maxsim.gone\n"})
+    assert room.problems(tmp_path / "src", tmp_path / "api")[1:] == [
+        "maxsim.gone, on a page of the reference, is not there"
+    ]
 
 
 @pytest.mark.parametrize("room", ["docstrings"], indirect=True)

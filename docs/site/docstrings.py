@@ -48,8 +48,10 @@ def problems(source: Path, reference: Path) -> list[str]:
     logger.addHandler(heard)
     logger.propagate = False
     for path in shown:
-        name = path.removeprefix("maxsim.")
-        found += _of(package[name], path)
+        try:
+            found += _of(package[path.removeprefix("maxsim.")], path)
+        except KeyError:
+            found.append(f"{path}, on a page of the reference, is not there")
     logger.removeHandler(heard)
     return found + heard.said
 
