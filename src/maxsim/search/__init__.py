@@ -118,8 +118,8 @@ class Corpus(Store):
         return found._replace(embeddings=found.embeddings.to(self.device))
 
     def codes(self, id: Id) -> Quantized | None:
-        """The codes of one document, on the device of the corpus, where a search scores these alone; None where floats
-        are kept. Errors as `get`."""
+        """The codes of the document `id`, on the device of the corpus, where a search scores these alone; None where
+        floats are kept. Errors as `get`."""
         selection, _ = self.locate([id])
         ((segment, rows),) = selection.parts
         if "tokens" in segment.tensors or "exact" in segment.tensors:
