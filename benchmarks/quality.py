@@ -124,7 +124,7 @@ def best_of(scores: Tensor, k: int) -> Tensor:
 def ndcg(scores: Tensor, relevant: list[set[int]]) -> float | None:
     if not relevant:
         return None
-    return judged.example("demo").quality(best_of(scores, HITS).tolist(), relevant)[0]
+    return judged.example("judged_texts").quality(best_of(scores, HITS).tolist(), relevant)[0]
 
 
 def width_of(documents: Documents) -> float:

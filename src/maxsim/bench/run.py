@@ -232,4 +232,6 @@ def _in_child(case: Case, name: str, seconds: float, device: torch.device) -> Ro
             return Row(name, note=f"crashed its process (signal {-done.returncode})")
         said = [line for line in done.stdout.splitlines() if name in line] or done.stderr.strip().splitlines()
         last = " ".join(said[-1].split()) if said else f"exit status {done.returncode}"
+        if last.startswith(f"{name} not installed"):
+            return Row(name, note=last.removeprefix(f"{name} "))
         return Row(name, note=f"in a process of its own: {last}"[:140])
