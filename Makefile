@@ -1,6 +1,6 @@
 # make demo: index and search real text.  make train: a head learns.  make pages: search page images (other examples: examples/README.md).
 # make test: what every commit must pass.  All set up .venv first if need be.
-.PHONY: setup demo train pages test ci check clean
+.PHONY: setup demo train pages docs test ci check clean
 
 PY = .venv/bin/python
 PYTEST = $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
@@ -32,7 +32,6 @@ check: setup
 	scripts/check
 
 # the documentation, in .site/html
-.PHONY: docs
 docs: setup
 	@$(PY) docs/site
 
