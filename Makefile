@@ -1,6 +1,6 @@
 # make demo: index and search real text.  make train: a head learns.  make pages: search page images (other examples: examples/README.md).
 # make test: what every commit must pass.  All set up .venv first if need be.
-.PHONY: setup demo train pages test ci check clean
+.PHONY: setup demo train pages docs test ci check clean
 
 PY = .venv/bin/python
 PYTEST = $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
@@ -26,12 +26,17 @@ ci: setup
 	scripts/browser
 	scripts/hosts sentence-transformers
 	scripts/hosts pylate
+	$(PY) docs/site
 
 check: setup
 	scripts/check
+
+# the documentation, in .site/html
+docs: setup
+	@$(PY) docs/site
 
 setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .demo .hosts .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .hosts .site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -96,15 +96,25 @@ def score_pairs(
     """Scores of chosen (query, document) pairs. Differentiable in both.
 
     Args:
-        pairs: int `[P, 2]`, (query, document) a row, in any order, repeats allowed. None: query i with document i.
-        the others: as for `score`.
+        queries: as for `score`.
+        documents: as for `score`, without candidates.
+        pairs: int32 or int64 `[P, 2]`, (query, document) a row, in any order, repeats allowed. None: query i with
+            document i.
+        query_mask: as for `score`.
+        document_mask: as for `score`.
+        masked: as for `score`.
+        normalize: as for `score`.
+        backend: as for `score`.
 
     Returns:
         float32 (float64 for float64 inputs) `[P]`, each with the bits that `score` gives that pair.
 
     Raises:
-        as `score`; ValueError also for pairs out of range (checked where they are on the CPU, clamped on a GPU and
-        in a compiled function).
+        TypeError: as `score`, and pairs that are not whole numbers.
+        ValueError: as `score`, and pairs of another shape or out of range (checked where they are on the CPU, clamped
+            on a GPU and in a compiled function); without pairs, numbers of queries and documents that differ.
+        UnsupportedError: as `score`.
+        NotImplementedError: as `score`.
     """
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize, pairs, pairwise=True)
     return differentiable_scores(problem, backend)
@@ -121,9 +131,28 @@ def matches(
 ) -> Matches:
     """Which document token each query token matched: the explanation of a score, token by token. Not differentiable.
 
-    Arguments and errors as for `score`. Equal similarities: the lowest document token wins. An item of a ragged form
-    that is shorter than the longest query is filled with index −1 and similarity 0. Packed queries whose offsets live
-    on a GPU are the one form that is waited for: their longest length is a dimension of the result.
+    Packed queries whose offsets live on a GPU are the one form that is waited for: their longest length is a dimension
+    of the result.
+
+    Args:
+        queries: as for `score`.
+        documents: as for `score`.
+        query_mask: as for `score`.
+        document_mask: as for `score`.
+        masked: as for `score`.
+        normalize: as for `score`.
+        backend: as for `score`.
+
+    Returns:
+        `Matches`: index, int64, and similarity, float32 (float64 for float64 inputs), both `[NQ, ND, LQ]`, with
+            candidates `[NQ, K, LQ]`, on the documents' device. Of equal similarities the lowest document token wins. A
+            query of a ragged form that is shorter than the longest is filled with index −1 and similarity 0.
+
+    Raises:
+        TypeError: as `score`.
+        ValueError: as `score`.
+        UnsupportedError: as `score`.
+        NotImplementedError: as `score`.
     """
     with torch.no_grad():
         problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
@@ -138,8 +167,24 @@ def backend_for(
     masked: str = "exclude",
     normalize: bool = False,
 ) -> str:
-    """The name of the backend that `score` would take for these arguments ("cpu", "triton" or "hopper"). Errors as for
-    `score`."""
+    """Which backend `score` would take for these arguments. Nothing is scored.
+
+    Args:
+        queries: as for `score`.
+        documents: as for `score`.
+        query_mask: as for `score`.
+        document_mask: as for `score`.
+        masked: as for `score`.
+        normalize: as for `score`.
+
+    Returns:
+        "cpu", "triton" or "hopper".
+
+    Raises:
+        TypeError: as `score`.
+        ValueError: as `score`.
+        UnsupportedError: as `score`.
+    """
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
     return select(problem).NAME
 

@@ -101,7 +101,7 @@ class Explanation:
         return page([self])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `html()` to a file, UTF-8.
+        """Writes `html()` to the file `path`, UTF-8.
 
         Raises:
             OSError: the file cannot be written.
