@@ -3,7 +3,7 @@
 from .checking import problems_of
 from .coding import Coding
 from .documents import Id, id_list
-from .errors import CorpusError
+from .errors import CorpusError, FileError
 from .gathering import gathered
 from .reading import Document, Info, Reader, Selection, Snapshot
 from .segments import Segment
@@ -13,6 +13,7 @@ __all__ = [
     "Coding",
     "CorpusError",
     "Document",
+    "FileError",
     "Id",
     "Info",
     "Reader",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..quantized import Codes, Quantized
+from ..quantized.plaid import lengths_of
+from ..quantizing import of_unseen
 from . import rows as sql
 from . import segments
 from .coding import Coding
@@ -99,6 +103,52 @@ class Adding:
         self._buffer.append(document)
         self._pending.append(id)
         self._position += 1
+
+    def replace(self, id: Id) -> None:
+        """Deletes the document of that id that was there before the change; one that comes twice stays an error."""
+        old = sql.find(self._db, id)
+        if old is not None and old[0] < self.start:
+            sql.tombstone(self._db, old[0])
+
+    def adopt(self, tables: Codes) -> bool:
+        """Whether codes by these tables are kept as they are; the corpus takes the tables where it has none.
+
+        Raises:
+            ValueError: as `Coding.adopt`, and where a corpus of such codes has other tables.
+        """
+        self.flush()
+        coding = self._coding.adopt(tables)
+        if coding is None and self._coding.name == "residual" and self._coding.exact is None:
+            raise ValueError(
+                "the index has other centroids or buckets than the corpus: make another corpus for its codes, or one "
+                "of floats, which takes what they decode to"
+            )
+        if coding is not None and not self._coding.trained:
+            sql.insert_codebook(self._db, write_codebook(self._folder, coding))
+        self._coding = self._coding if coding is None else coding
+        return coding is not None
+
+    def add_codes(self, ids: Sequence[Id], documents: Quantized) -> None:
+        """Documents whose tables were adopted, of which a float is not known: written as segments.
+
+        Raises:
+            ValueError: an id that is there. CorpusError: a segment cannot be written.
+        """
+        lengths, row_bytes, low = lengths_of(documents), self._coding.dim * self._coding.dtype.itemsize, 0
+        while low < len(ids):
+            before = lengths[low:].cumsum(0) * row_bytes
+            high = low + max(1, int(torch.searchsorted(before, segments.SEGMENT_BYTES, right=True)))
+            some = documents[low:high].compact()
+            offsets = torch.cat([lengths.new_zeros(1), lengths[low:high].cumsum(0)])
+            first = self._position
+            for id in ids[low:high]:
+                sql.insert_document(self._db, self._position, id, None, None)
+                self._position += 1
+            tensors = {"codes": some.codes, **some.parameters.of_tokens(), **of_unseen(some)}
+            record = write_segment(self._folder, self._number, tensors, offsets, first)
+            sql.insert_segment(self._db, record)
+            self._number += 1
+            low = high
 
     def flush(self) -> None:
         """Writes what there is as one segment."""

@@ -114,6 +114,26 @@ class Coding:
         made = quantize(Packed(tokens, offsets), self.name, **self.options)
         return dataclasses.replace(self, tables=_shared(made.parameters))
 
+    def adopt(self, tables: Codes) -> Coding | None:
+        """With these tables of another index, so that its codes can be kept as they are; None where they are not: other
+        tables are there, or what is kept is not `residual` codes alone.
+
+        Raises:
+            ValueError: tables of another width, or that are not what the options ask for.
+        """
+        if tables.width != self.dim:
+            raise ValueError(f"the index has width {tables.width}, the corpus {self.dim}")
+        if self.name != "residual" or self.exact is not None:
+            return None
+        if self.tables is not None:
+            return self if same_tables(self.tables, tables) else None
+        assert tables.centroids is not None
+        found = {"bits": tables.bits, "centroids": len(tables.centroids), "renormalize": tables.renormalize}
+        wrong = [name for name, value in found.items() if self.options.get(name, value) != value]
+        if wrong:
+            raise ValueError(f"the index has {wrong[0]} {found[wrong[0]]}, the corpus {self.options[wrong[0]]}")
+        return dataclasses.replace(self, tables=_shared(tables))
+
     def encode(self, tokens: Tensor, offsets: Tensor) -> dict[str, Tensor]:
         """Documents in `dtype`, finite and packed, `[T, D]` and int64 `[N + 1]` → the tensors of a segment."""
         if not self.quantised:
@@ -179,11 +199,26 @@ def _tables(like: object, dim: int, name: str, given: Mapping[str, Any]) -> Code
         raise ValueError(f"with like its own options are taken, got {', '.join(given)}")
     if like.codec != name or like.width != dim:
         raise ValueError(f"like is {like.codec} of width {like.width}, the corpus {name} of width {dim}")
-    if like.parameters.normalized:
+    if like.parameters.normalized and not like.parameters.renormalize:  # whose documents are decoded as unit vectors
         raise ValueError("like was made of unit vectors (normalize=True), which a corpus does not make")
     if name == "residual" and like.parameters.cutoffs is None:
         raise ValueError("like does not say where its buckets end, so nothing can be quantised as it was")
     return _shared(like.parameters)
+
+
+def same_tables(one: Codes, other: Codes) -> bool:
+    """Whether codes mean the same by both."""
+    first, second = (
+        {name: tensor for name, tensor in each.tensors().items() if name in ("centroids", "weights", "books")}
+        for each in (one, other)
+    )
+    same = (one.codec, one.width, one.renormalize, set(first)) == (
+        other.codec,
+        other.width,
+        other.renormalize,
+        set(second),
+    )
+    return same and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def tables_of(codebook: Quantized) -> Codes:

@@ -18,6 +18,7 @@ from .catalogue import Catalogue
 from .coding import Coding
 from .compacting import compact
 from .documents import Id, check_id, check_text, document_of, encode_metadata, id_list, together
+from .indexes import Index, folder_of
 from .reading import Reader
 from .segments import CODEBOOK, write_codebook
 
@@ -146,7 +147,7 @@ class Store(Reader):
         return self._add(together(ids, embeddings, texts, metadata, cut), replace)
 
     def add_file(self, path: str | os.PathLike[str], replace: bool = False) -> int:
-        """Add the documents of a file that another program wrote, all or none, with bounded memory.
+        """Add the documents of a file, or of a folder, that another program wrote, all or none, with bounded memory.
 
         Args:
             path: `.npz`, `.safetensors` or `.pt`: `tokens` [T, D] with `offsets` [N + 1] or `lengths` [N], or padded
@@ -154,19 +155,29 @@ class Store(Reader):
                 id.
                 `.npy`: [N, L, D]. `.parquet`: a column `embeddings` of lists of lists of floats, perhaps `id` and
                 `text`; other columns become metadata. Without ids documents are named "file:number", from 1.
+                An index of PyLate, fast-plaid or ColBERT (a folder): its codes as they are in a corpus of `residual`
+                codes that has the index's tables, or none yet; in any other what they decode to. Documents are named by
+                their numbers in the index, from 0, those of PyLate by its map of ids, of which an export as JSON is
+                read. Any other folder: the files below it, where a `.npy` of [L, D] is one document, named by its path
+                in the folder without the ending.
             replace: as for `add`.
 
         Returns:
             the number of documents added.
 
         Raises:
-            ValueError: another kind of file, other contents, objects that are pickled (nothing is ever unpickled); and
-                as for `add`.
+            ValueError: another kind of file, other contents, objects that are pickled (nothing is ever unpickled), an
+                index of other tables than a corpus of `residual` codes has; and as for `add`.
             ImportError: Parquet without pyarrow.
             OSError: the file cannot be read.
             TypeError, CorpusError: as for `add`.
         """
         path = Path(path)
+        if folder_of(path) is not None:
+            index = Index(path)
+            with self._changing() as (_, adding):
+                index.add_to(adding, replace)
+            return adding.count
 
         def given() -> Iterator[tuple[Any, Any, Any, Any, Any]]:
             for row in files.read(path):
@@ -183,12 +194,11 @@ class Store(Reader):
         return self._add(given(), replace)
 
     def _add(self, given: Iterable[tuple[Any, Any, Any, Any, Any]], replace: bool) -> int:
-        with self._changing() as (db, adding):
+        with self._changing() as (_, adding):
             for id, document, text, data, is_cut in given:
                 id = check_id(id)
-                old = sql.find(db, id) if replace else None
-                if old is not None and old[0] < adding.start:  # an id that comes twice stays an error
-                    sql.tombstone(db, old[0])
+                if replace:
+                    adding.replace(id)
                 adding.add(id, document, check_text(id, text), encode_metadata(id, data), bool(is_cut))
         return adding.count
 

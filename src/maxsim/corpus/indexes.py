@@ -1,0 +1,113 @@
+"""Index folders that other programs made: their documents as codes, and the ids of these.
+
+PyLate                  FOLDER/NAME of `indexes.PLAID`: an index of fast-plaid or ColBERT beside its maps of ids,
+                        which are pickles: of these an export as JSON is read, plaid_ids_to_documents_ids.json
+fast-plaid, ColBERT     the folder with metadata.json; documents are named by their numbers in the index, from 0
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..packed import Packed
+from ..quantized import Quantized, plaid
+from .adding import Adding
+from .documents import Id, check_id
+from .errors import FileError
+
+MAP = "plaid_ids_to_documents_ids"  # of PyLate: number in the index → id
+DECODED = 256  # documents at a time
+
+
+def folder_of(path: Path) -> Path | None:
+    """The folder of the index itself, None where there is none."""
+    for folder in (path, path / "fast_plaid_index"):
+        there = {name for name in ("metadata.json", "centroids.npy", "centroids.pt") if (folder / name).is_file()}
+        if "metadata.json" in there and len(there) > 1:
+            return folder
+    return None
+
+
+class Index:
+    """An index of another program. `tables`: what its codes are decoded by.
+
+    Raises:
+        FileError: not a whole index, or a map of ids that is a pickle alone. OSError: a file is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        folder = folder_of(path)
+        if folder is None:
+            raise FileError(f"{path}: no index of PyLate, fast-plaid or ColBERT: it has no metadata.json and centroids")
+        self.path = path
+        self._ids = _ids(path)
+        try:
+            self._index = plaid.Index(folder)
+        except ValueError as error:
+            raise FileError(str(error)) from error
+        self.tables = self._index.tables
+
+    def add_to(self, adding: Adding, replace: bool) -> None:
+        """All documents: codes as they are where the corpus keeps them so, else what they decode to.
+
+        Raises:
+            FileError: a damaged index, or ids that are not its. ValueError: as `Adding.adopt` and `Adding.add`.
+        """
+        keep = adding.adopt(self.tables)
+        for ids, documents in self._parts():
+            if replace:
+                for id in ids:
+                    adding.replace(id)
+            if keep:
+                adding.add_codes(ids, documents)
+                continue
+            for low in range(0, len(ids), DECODED):
+                packed = documents[low : low + DECODED].dequantize()
+                assert isinstance(packed, Packed)
+                bounds = packed.offsets.tolist()
+                for id, start, end in zip(ids[low : low + DECODED], bounds[:-1], bounds[1:], strict=True):
+                    adding.add(id, packed.tokens[start:end], None, None, False)
+
+    def _parts(self) -> Iterator[tuple[list[Id], Quantized]]:
+        """Ids and documents, a chunk of the index at a time."""
+        count = 0
+        chunks = self._index.chunks()
+        while True:
+            try:
+                documents = next(chunks, None)
+            except ValueError as error:
+                raise FileError(str(error)) from error
+            if documents is None:
+                break
+            numbers = range(count, count + len(documents))
+            count += len(documents)
+            if self._ids is None:
+                yield list(numbers), documents
+            elif count <= len(self._ids):
+                yield self._ids[numbers.start : count], documents
+        if self._ids is not None and count != len(self._ids):
+            raise FileError(f"{self.path / MAP}.json names {len(self._ids)} documents, the index holds {count}")
+
+
+def _ids(path: Path) -> list[Id] | None:
+    """Of PyLate's map; None where there is none."""
+    made, pickled = path / f"{MAP}.json", path / f"{MAP}.pkl"
+    if not made.exists() and not pickled.exists():
+        return None
+    if not made.exists() or (pickled.exists() and pickled.stat().st_mtime > made.stat().st_mtime):
+        what = "is older than" if made.exists() else "is missing beside"
+        raise FileError(
+            f"{made} {what} {pickled.name}, a pickle, which runs whatever code it holds when it is read, so it is not; "
+            f'if you trust it, export it: python -c "import json, pickle; json.dump(pickle.load(open({str(pickled)!r}, '
+            f"'rb')), open({str(made)!r}, 'w'))\""
+        )
+    try:
+        held = json.loads(made.read_text(encoding="utf-8"))
+        if not isinstance(held, dict):
+            raise ValueError(f"expected an object of numbers and ids, got {type(held).__name__}")
+        # removing documents leaves gaps in what PyLate remembers of ColBERT's numbers, and none in the index
+        return [check_id(held[number]) for number in sorted(held, key=int)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FileError(f"{made}: {error}") from error
