@@ -97,11 +97,11 @@ def test_indexes_that_do_not_fit(tmp_path):
     write_index(tmp_path / "other", "npy", 2, CHUNKS)
     corpus = Corpus.create(tmp_path / "store", 16, "residual")
     corpus.add_file(tmp_path / "index")
-    with pytest.raises(ValueError, match="other centroids or buckets than the corpus: make another"):
+    with pytest.raises(ValueError, match="residual codes by other tables than the corpus has: make another"):
         corpus.add_file(tmp_path / "other")
-    with pytest.raises(ValueError, match="the index has bits 4, the corpus 2"):
+    with pytest.raises(ValueError, match="residual codes with bits 4, the corpus has 2"):
         Corpus.create(tmp_path / "bits", 16, "residual", bits=2).add_file(tmp_path / "index")
-    with pytest.raises(ValueError, match="the index has width 16, the corpus 8"):
+    with pytest.raises(ValueError, match="width 16, the corpus has 8"):
         Corpus.create(tmp_path / "width", 8).add_file(tmp_path / "index")
     (tmp_path / "nothing").mkdir()
     with pytest.raises(FileError, match=r"nothing: holds no index of another program, and no .npz"):

@@ -210,7 +210,7 @@ def _encode(
     )
 
 
-def of_unseen(documents: Quantized) -> dict[str, Tensor]:
+def of_unseen(documents: Quantized) -> tuple[Tensor, Tensor]:
     """`radius` and `norm`, float32 `[N]`, of documents one after another that another library has quantised: how far
     they are from what they were is not known, so the radius is infinite."""
     assert documents.ends is not None
@@ -220,7 +220,7 @@ def of_unseen(documents: Quantized) -> dict[str, Tensor]:
         high = min(low + BLOCK, len(documents.codes))
         length = read(slice(low, high)).double().norm(dim=1)
         norm.scatter_reduce_(0, owners(low, high, documents.ends), length, "amax")
-    return {"radius": torch.full((len(documents),), math.inf), "norm": _up(norm)}
+    return torch.full((len(documents),), math.inf), _up(norm)
 
 
 def _up(values: Tensor) -> Tensor:

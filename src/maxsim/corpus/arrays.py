@@ -19,19 +19,18 @@ EXPORT = "save documents packed (tokens [T, D] and offsets [N + 1]), ids as an a
 
 
 class Row(NamedTuple):
-    """A document of a file."""
+    """A document of a file; `id` is None where the file has none."""
 
-    id: Id
+    id: Id | None
     embeddings: Any
     text: str | None = None
     metadata: dict[str, Any] | None = None
 
 
 class Arrays(NamedTuple):
-    """Arrays of a file by name: `whole(name)` is one, `blocks(name)` the same in pieces. `name` stands in ids."""
+    """Arrays of a file by name: `whole(name)` is one, `blocks(name)` the same in pieces."""
 
     path: Path
-    name: str
     names: set[Any]
     whole: Callable[[Any], Any]
     blocks: Callable[[Any], Iterator[Any]]
@@ -43,7 +42,7 @@ def documents(arrays: Arrays) -> Iterator[Row]:
     Raises:
         FileError: arrays that do not fit together.
     """
-    path, name, names = arrays.path, arrays.name, arrays.names
+    path, names = arrays.path, arrays.names
     tokens = next((each for each in TOKENS if each in names), None)
     if tokens is None or (tokens == "tokens" and not names & {"offsets", "lengths"}):
         for each in sorted(names, key=str):
@@ -57,7 +56,7 @@ def documents(arrays: Arrays) -> Iterator[Row]:
     for document in _cut(path, arrays.blocks(tokens), lengths):
         if ids is not None and count == len(ids):
             raise FileError(f"{path}: {len(ids)} ids, and more documents")
-        yield Row(f"{name}:{count + 1}" if ids is None else ids[count], document)
+        yield Row(None if ids is None else ids[count], document)
         count += 1
     if ids is not None and count < len(ids):
         raise FileError(f"{path}: {len(ids)} ids, {count} documents")

@@ -114,25 +114,35 @@ class Coding:
         made = quantize(Packed(tokens, offsets), self.name, **self.options)
         return dataclasses.replace(self, tables=_shared(made.parameters))
 
-    def adopt(self, tables: Codes) -> Coding | None:
-        """With these tables of another index, so that its codes can be kept as they are; None where they are not: other
-        tables are there, or what is kept is not `residual` codes alone.
+    def adopt(self, codes: Codes) -> Coding | None:
+        """Such that documents by these parameters can be kept as they are, with their tables where there were none;
+        None where another codec is kept, or floats are.
 
         Raises:
-            ValueError: tables of another width, or that are not what the options ask for.
+            ValueError: another width, other tables, or not what the options ask for.
         """
-        if tables.width != self.dim:
-            raise ValueError(f"the index has width {tables.width}, the corpus {self.dim}")
-        if self.name != "residual" or self.exact is not None:
+        if codes.width != self.dim:
+            raise ValueError(f"width {codes.width}, the corpus has {self.dim}")
+        if self.name != codes.codec or self.exact is not None:
             return None
-        if self.tables is not None:
-            return self if same_tables(self.tables, tables) else None
-        assert tables.centroids is not None
-        found = {"bits": tables.bits, "centroids": len(tables.centroids), "renormalize": tables.renormalize}
-        wrong = [name for name, value in found.items() if self.options.get(name, value) != value]
-        if wrong:
-            raise ValueError(f"the index has {wrong[0]} {found[wrong[0]]}, the corpus {self.options[wrong[0]]}")
-        return dataclasses.replace(self, tables=_shared(tables))
+        if codes.scaled:
+            found: dict[str, Any] = {"scale": "document" if codes.factor is None else "token"}
+            asked: Mapping[str, Any] = {"scale": "token" if self.options.get("scale") == "token" else "document"}
+        elif codes.books is not None:
+            found, asked = {"parts": len(codes.books)}, self.options
+        else:
+            assert codes.centroids is not None
+            found, asked = {"bits": codes.bits, "centroids": len(codes.centroids)}, self.options
+            found["renormalize"] = codes.renormalize
+        wrong = [name for name, value in found.items() if asked.get(name, value) != value]
+        if wrong and self.tables is None:
+            raise ValueError(f"{codes.codec} codes with {wrong[0]} {found[wrong[0]]}, the corpus has {asked[wrong[0]]}")
+        if self.tables is not None and not same_tables(self.tables, codes):
+            raise ValueError(
+                f"{codes.codec} codes by other tables than the corpus has: make another corpus for them, or one of "
+                "floats, which takes what they decode to"
+            )
+        return self if self.trained else dataclasses.replace(self, tables=_shared(codes))
 
     def encode(self, tokens: Tensor, offsets: Tensor) -> dict[str, Tensor]:
         """Documents in `dtype`, finite and packed, `[T, D]` and int64 `[N + 1]` → the tensors of a segment."""
@@ -162,8 +172,7 @@ class Coding:
         if not self.quantised:
             return Views(tensors["tokens"], starts, ends - starts, max_length=longest)
         beside: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in ("codes", "exact")}
-        first = Codes(self.name, self.dim) if self.tables is None else self.tables
-        parameters = dataclasses.replace(first, source=self.dtype, **beside)
+        parameters = dataclasses.replace(self.parameters(), **beside)
         if rows is not None:
             parameters = parameters.select(rows)
         return Quantized(tensors["codes"], parameters, longest, starts, ends)
@@ -177,6 +186,15 @@ class Coding:
         nothing.pop("exact", None)
         codes, place = nothing.pop("codes"), torch.empty(0, dtype=torch.int64)
         return Quantized(codes, dataclasses.replace(self._known(), **nothing), 0, place, place, consecutive=True)
+
+    def parameters(self) -> Codes:
+        """What decodes, without what documents and tokens have of their own."""
+        known = Codes(self.name, self.dim) if self.tables is None else self.tables
+        return dataclasses.replace(known, source=self.dtype)
+
+    def shared(self) -> dict[str, Tensor]:
+        """The tables by name, {} where the codec has none."""
+        return {} if self.tables is None else self.tables.tensors()
 
     def _known(self) -> Codes:
         assert self.tables is not None
@@ -208,17 +226,13 @@ def _tables(like: object, dim: int, name: str, given: Mapping[str, Any]) -> Code
 
 def same_tables(one: Codes, other: Codes) -> bool:
     """Whether codes mean the same by both."""
-    first, second = (
-        {name: tensor for name, tensor in each.tensors().items() if name in ("centroids", "weights", "books")}
-        for each in (one, other)
-    )
-    same = (one.codec, one.width, one.renormalize, set(first)) == (
-        other.codec,
-        other.width,
-        other.renormalize,
-        set(second),
-    )
-    return same and all(torch.equal(first[name], second[name]) for name in first)
+    if one.renormalize != other.renormalize:
+        return False
+    for name in ("centroids", "weights", "books"):
+        first, second = getattr(one, name), getattr(other, name)
+        if (first is None) != (second is None) or (first is not None and not torch.equal(first, second)):
+            return False
+    return True
 
 
 def tables_of(codebook: Quantized) -> Codes:

@@ -7,12 +7,14 @@
     .parquet                  a column `embeddings` (or `embedding`, `tokens`, `vectors`) of lists of lists of floats,
                               `id` or `ids`, `text`; other columns become metadata
 
-Documents without ids are named "file:number", from 1. Of a folder all such files below it are read, in the order of
-their paths, which stand in these names; a .npy file of one document is named by its path without the ending.
+Ids, texts and metadata may also stand in JSON lines beside a file (`lines`). Documents without ids are named
+"file:number", from 1. Of a folder all such files below it are read, in the order of their paths, which stand in these
+names; a .npy file of one document is named by its path without the ending.
 """
 
 from __future__ import annotations
 
+import errno
 import lzma
 import struct
 import zipfile
@@ -20,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from . import parquet
+from ..quantized.files import is_codes
+from . import lines, parquet
 from .arrays import EXPORT, Arrays, Row, documents
 from .errors import FileError
 
@@ -37,7 +41,7 @@ KINDS = (".npz", ".npy", ".safetensors", ".parquet", ".pt", ".pth")
 # what the readers of these formats raise where a file is damaged
 DAMAGE = (
     SafetensorError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, LookupError,
-    ArithmeticError, NotImplementedError, MemoryError, RuntimeError,
+    ArithmeticError, NotImplementedError, MemoryError, RuntimeError, SyntaxError, TokenError,
 )  # fmt: skip
 
 
@@ -72,20 +76,29 @@ def _folder(folder: Path) -> Iterator[Row]:
 
 def _file(path: Path, name: str, alone: bool = True) -> Iterator[Row]:
     """`name` stands in ids. alone: not one of a folder's."""
-    readers: dict[str, Callable[[Path, str], Iterator[Row]]] = {
+    readers: dict[str, Callable[[Path], Iterator[Row]]] = {
         ".npz": _npz, ".safetensors": _safetensors, ".parquet": parquet.read, ".pt": _pt, ".pth": _pt
     }  # fmt: skip
     suffix = path.suffix.lower()
     try:
-        yield from _npy(path, name, alone) if suffix == ".npy" else readers[suffix](path, name)
+        rows = _npy(path, name, alone) if suffix == ".npy" else readers[suffix](path)
+        if lines.beside(path).is_file():
+            rows = lines.joined(rows, lines.beside(path))
+        for number, row in enumerate(rows, 1):
+            yield row if row.id is not None else row._replace(id=f"{name}:{number}")
     except FileError:
         raise
-    except DAMAGE as error:
+    except (*DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (
+            None,
+            errno.EINVAL,
+        ):  # of seeking before a file's beginning
+            raise
         what = f"{type(error).__name__}: {error}" if isinstance(error, (LookupError, MemoryError)) else error
         raise FileError(f"{path}: {path.stat().st_size} bytes, damaged: {what}") from error
 
 
-def _npz(path: Path, name: str) -> Iterator[Row]:
+def _npz(path: Path) -> Iterator[Row]:
     with zipfile.ZipFile(path) as archive:
         members = archive.namelist()
         foreign = [member for member in members if not member.endswith(".npy")]
@@ -104,7 +117,7 @@ def _npz(path: Path, name: str) -> Iterator[Row]:
                 yield from _stream(file, f"{path}: {each}")
                 _ended(file, f"{path}: {each}")
 
-        yield from documents(Arrays(path, name, {each.removesuffix(".npy") for each in members}, whole, blocks))
+        yield from documents(Arrays(path, {each.removesuffix(".npy") for each in members}, whole, blocks))
 
 
 def _ended(file: Any, where: str) -> None:
@@ -144,8 +157,8 @@ def _npy(path: Path, name: str, alone: bool) -> Iterator[Row]:
     if array.ndim != 3:
         one = "; a single document is read out of a folder" if array.ndim == 2 else ""
         raise FileError(f"{path}: expected [N, L, D], got shape {list(array.shape)}; {EXPORT} in a .npz file{one}")
-    for number, document in enumerate(array, 1):
-        yield Row(f"{name}:{number}", np.array(document))
+    for document in array:
+        yield Row(None, np.array(document))
 
 
 def _array(load: Callable[[], Any], where: str) -> Any:
@@ -157,7 +170,9 @@ def _array(load: Callable[[], Any], where: str) -> Any:
         raise FileError(f"{where}: {error}") from error
 
 
-def _safetensors(path: Path, name: str) -> Iterator[Row]:
+def _safetensors(path: Path) -> Iterator[Row]:
+    if is_codes(path):
+        raise FileError(f"{path}: holds codes, which are added by themselves, not as one file of a folder")
     with safe_open(path, framework="pt") as file:
 
         def blocks(each: str) -> Iterator[Any]:
@@ -165,10 +180,10 @@ def _safetensors(path: Path, name: str) -> Iterator[Row]:
             step = max(1, BLOCK_BYTES // max(1, tensor[:1].nbytes)) if tensor.ndim else 1
             yield from tensor.split(step) if tensor.ndim else [tensor]
 
-        yield from documents(Arrays(path, name, set(file.keys()), file.get_tensor, blocks))
+        yield from documents(Arrays(path, set(file.keys()), file.get_tensor, blocks))
 
 
-def _pt(path: Path, name: str) -> Iterator[Row]:
+def _pt(path: Path) -> Iterator[Row]:
     try:
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
@@ -183,10 +198,11 @@ def _pt(path: Path, name: str) -> Iterator[Row]:
     if isinstance(held, Tensor):
         held = {"embeddings": held}
     if isinstance(held, (list, tuple)):
-        held = {f"{name}:{number}": tensor for number, tensor in enumerate(held, 1)}
+        yield from (Row(None, tensor) for tensor in held)
+        return
     if not isinstance(held, Mapping):
         raise FileError(f"{path}: expected a dict or a list of tensors, got {type(held).__name__}")
-    yield from documents(Arrays(path, name, set(held), held.__getitem__, lambda each: iter([held[each]])))
+    yield from documents(Arrays(path, set(held), held.__getitem__, lambda each: iter([held[each]])))
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Index folders that other programs made: their documents as codes, and the ids of these.
+"""Codes that are there already: index folders of other programs, files of `Quantized.save`; and the ids of documents.
 
 PyLate                  FOLDER/NAME of `indexes.PLAID`: an index of fast-plaid or ColBERT beside its maps of ids,
                         which are pickles: of these an export as JSON is read, plaid_ids_to_documents_ids.json
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from ..packed import Packed
 from ..quantized import Quantized, plaid
+from . import lines
 from .adding import Adding
-from .documents import Id, check_id
+from .arrays import Row
+from .documents import Id, check_id, check_text, encode_metadata
 from .errors import FileError
 
+SOME = 1 << 14  # documents at a time
 MAP = "plaid_ids_to_documents_ids"  # of PyLate: number in the index → id
-DECODED = 256  # documents at a time
 
 
 def folder_of(path: Path) -> Path | None:
@@ -55,20 +57,9 @@ class Index:
         Raises:
             FileError: a damaged index, or ids that are not its. ValueError: as `Adding.adopt` and `Adding.add`.
         """
-        keep = adding.adopt(self.tables)
+        adding.adopt(self.tables)
         for ids, documents in self._parts():
-            if replace:
-                for id in ids:
-                    adding.replace(id)
-            if keep:
-                adding.add_codes(ids, documents)
-                continue
-            for low in range(0, len(ids), DECODED):
-                packed = documents[low : low + DECODED].dequantize()
-                assert isinstance(packed, Packed)
-                bounds = packed.offsets.tolist()
-                for id, start, end in zip(ids[low : low + DECODED], bounds[:-1], bounds[1:], strict=True):
-                    adding.add(id, packed.tokens[start:end], None, None, False)
+            adding.add_documents([(id, None, None) for id in ids], documents, replace)
 
     def _parts(self) -> Iterator[tuple[list[Id], Quantized]]:
         """Ids and documents, a chunk of the index at a time."""
@@ -111,3 +102,41 @@ def _ids(path: Path) -> list[Id] | None:
         return [check_id(held[number]) for number in sorted(held, key=int)]
     except (ValueError, TypeError, RecursionError) as error:
         raise FileError(f"{made}: {error}") from error
+
+
+class CodesFile:
+    """A file of `Quantized.save`, with JSON lines beside it or none.
+
+    Raises:
+        FileError: damaged, with a mask, or lines that are not of its documents.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._documents = Quantized.load(path).flat()
+        except ValueError as error:
+            raise FileError(str(error)) from error
+        if self._documents.mask is not None:
+            raise FileError(f"{path}: holds codes with a mask: quantise documents of different lengths as `Packed`")
+
+    def add_to(self, adding: Adding, replace: bool) -> None:
+        """All documents: codes as they are where the corpus keeps them so, else what they decode to.
+
+        Raises:
+            ValueError: as `Adding.adopt` and `Adding.add`.
+        """
+        adding.adopt(self._documents.parameters)
+        told, count = lines.beside(self.path), len(self._documents)
+        rows: Iterator[Row] = (Row(f"{self.path.name}:{number}", None) for number in range(1, count + 1))
+        if told.is_file():
+            rows = lines.joined((Row(None, None) for _ in range(count)), told)
+        for low in range(0, max(count, 1), SOME):
+            # one more step than there are documents, so that lines beyond the last are found
+            some = list(islice(rows, SOME if low + SOME < count else None))
+            given = [(check_id(row.id), check_text(check_id(row.id), row.text), row.metadata) for row in some]
+            adding.add_documents(
+                [(id, text, encode_metadata(id, metadata)) for id, text, metadata in given],
+                self._documents[low : low + SOME],
+                replace,
+            )

@@ -12,8 +12,8 @@ from .errors import FileError
 COLUMNS = ("embeddings", "embedding", "tokens", "vectors")
 
 
-def read(path: Path, name: str) -> Iterator[Row]:
-    """The documents of a file; `name` stands in ids.
+def read(path: Path) -> Iterator[Row]:
+    """The documents of a file.
 
     Raises:
         FileError: not Parquet, damaged, or of other columns. ImportError: without pyarrow.
@@ -33,13 +33,13 @@ def read(path: Path, name: str) -> Iterator[Row]:
             raise FileError(f"{path}: expected a column named {' or '.join(COLUMNS)}, got {names}")
         id_name = next((each for each in ("id", "ids") if each in names), None)
         others = [each for each in names if each not in (column, id_name, "text")]
-        number = 0
         for batch in batches:
             batch.validate(full=True)  # offsets of lists, which nothing else looks at
             beside = batch.select([each for each in names if each != column]).to_pylist()
             for values, document in zip(beside, _lists(path, column, batch.column(column)), strict=True):
-                number += 1
-                id = f"{name}:{number}" if id_name is None else values[id_name]
+                id = None if id_name is None else values[id_name]
+                if id_name is not None and id is None:
+                    raise FileError(f"{path}: column {id_name!r} holds a null")
                 metadata = {each: values[each] for each in others if values[each] is not None}
                 yield Row(id, document, values.get("text"), metadata or None)
     except OSError as error:  # of pyarrow, which finds damage so
