@@ -102,9 +102,7 @@ class Adding:
             raise ValueError(f"document {id!r} has width {document.shape[1]}, the corpus has {dim}")
         if not self._buffer.room(document.shape[0]):
             self.flush()
-        sql.insert_document(self._db, self._position, id, text, metadata)
-        if cut:
-            sql.insert_cut(self._db, self._position)
+        sql.insert_document(self._db, self._position, id, text, metadata, cut)
         self._buffer.append(document)
         self._pending.append(id)
         self._position += 1

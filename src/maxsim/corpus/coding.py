@@ -20,6 +20,7 @@ FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 NAMES = (*FLOATS, *CODECS)
 OPTIONS = ("scale", "bits", "centroids", "renormalize", "parts", "seed")
 TRAINED = ("residual", "pq")
+BLOCK = 1 << 20  # tokens looked at in one go
 
 Shape = tuple[torch.dtype, tuple[int, ...]]  # of a tensor's entries
 
@@ -106,6 +107,25 @@ class Coding:
         if not self.quantised:
             return ()
         return ("scale", "radius", "norm") if self.name in scaled.LIMIT else ("radius", "norm")
+
+    def beyond(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """What is wrong with codes of a segment that name what the tables do not have; None for sound ones."""
+        tables = self.tables
+        if tables is not None and tables.centroids is not None:
+            named, count, what = tensors["centroid"], len(tables.centroids), "centroid"
+        elif tables is not None and tables.books is not None and tables.books.shape[1] < 256:
+            named, count, what = tensors["codes"], tables.books.shape[1], "codeword"
+        else:
+            return None
+        for low in range(0, len(named), BLOCK):
+            part = named[low : low + BLOCK].int()
+            wrong = (part < 0) | (part >= count)
+            if bool(wrong.any()):
+                at = wrong.nonzero()[0]
+                return (
+                    f"token {low + int(at[0])} names {what} {int(part[tuple(at)])}, they are numbered 0 to {count - 1}"
+                )
+        return None
 
     def train(self, tokens: Tensor, offsets: Tensor) -> Coding:
         """With tables made of these documents, where the codec has any and they are not there."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,29 @@ SEGMENT_BYTES = 240 << 20
 CODEBOOK = "codebook.safetensors"
 
 
+class Tensors(Mapping[str, Tensor]):
+    """Of a segment, by name. Codes are looked at before they are given out for the first time: kernels would read
+    beyond a table's end."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], coding: Coding) -> None:
+        self._path, self._tensors, self._coding, self._sound = path, tensors, coding, not coding.quantised
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._tensors[name]
+        if not self._sound and name in ("codes", "centroid"):
+            wrong = self._coding.beyond(self._tensors)
+            if wrong is not None:
+                raise CorpusError(f"{self._path}: {wrong}; restore the file from a copy")
+            self._sound = True
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 @dataclass(frozen=True)
 class Segment:
     """An open segment, mapped. `tensors` by name, `starts` and `lengths` int64 [N]; `longest` is the largest length;
@@ -47,14 +70,27 @@ class Segment:
 
     def row(self, position: int) -> int:
         """The row of a document that this segment holds."""
-        if self.positions is None:
-            return position - self.record.first
-        return int(torch.searchsorted(self.positions, position))
+        return int(self.rows([position])[0])
 
     def rows(self, positions: Sequence[int] | Tensor) -> Tensor:
-        """The same of several, int64."""
+        """The same of several, int64.
+
+        Raises:
+            CorpusError: a position that it does not hold.
+        """
         places = torch.as_tensor(positions, dtype=torch.int64)
-        return places - self.record.first if self.positions is None else torch.searchsorted(self.positions, places)
+        if self.positions is None:
+            found = places - self.record.first
+            wrong = (found < 0) | (found >= self.record.documents)
+        else:
+            found = torch.searchsorted(self.positions, places).clamp_(max=self.record.documents - 1)
+            wrong = self.positions[found] != places
+        if bool(wrong.any()):
+            raise CorpusError(
+                f"{self.record.file}: holds no document at position {int(places[wrong][0])}, which the catalogue names"
+                "; see `check`"
+            )
+        return found
 
     def positions_of(self, rows: Tensor | None) -> Tensor:
         """Positions of rows, None = of all, int64."""
@@ -133,7 +169,7 @@ def open_segment(folder: Path, record: SegmentRecord, coding: Coding) -> Segment
     if positions is not None:
         _check_positions(path, positions, record)
     lengths = offsets.diff()
-    return Segment(record, tensors, offsets[:-1], lengths, int(lengths.max()), positions)
+    return Segment(record, Tensors(path, tensors, coding), offsets[:-1], lengths, int(lengths.max()), positions)
 
 
 def write_codebook(folder: Path, coding: Coding) -> FileRecord:
