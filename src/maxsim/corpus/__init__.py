@@ -7,6 +7,7 @@ from .errors import CorpusError, FileError
 from .gathering import gathered
 from .reading import Document, Info, Reader, Selection, Snapshot
 from .segments import Segment
+from .sources import holds_embeddings, kept_by
 from .store import Store
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "Snapshot",
     "Store",
     "gathered",
+    "holds_embeddings",
     "id_list",
+    "kept_by",
     "problems_of",
 ]

@@ -187,6 +187,16 @@ class Reader:
             found = ((id, sql.held(db, self._catalogue.path, id)) for id in id_list(ids))
             return {id: held.metadata for id, held in found if held is not None}
 
+    def fields_without_documents(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that no document has as a field of its metadata: a filter on them finds nothing but what it
+        asks to have none. Reads the metadata of all documents.
+
+        Raises:
+            FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
+        """
+        with self._catalogue.reading() as db:
+            return [name for name in names if not sql.has_field(db, name)]
+
     def ids(self) -> list[Id]:
         """All ids, in the order in which they were added.
 

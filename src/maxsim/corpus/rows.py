@@ -206,6 +206,14 @@ def matching(db: sqlite3.Connection, filter: Filter) -> list[int]:
     return [row[0] for row in db.execute(query, parameters)]
 
 
+def has_field(db: sqlite3.Connection, name: str) -> bool:
+    """Whether a document that is not deleted has a field in its metadata."""
+    query = (
+        "SELECT EXISTS (SELECT 1 FROM documents, json_each(documents.metadata) AS f WHERE deleted = 0 AND f.key = ?)"
+    )
+    return bool(db.execute(query, (name,)).fetchone()[0])
+
+
 def existing(db: sqlite3.Connection, id: str | int, columns: str) -> Any:
     """As `find`; KeyError where no document has that id."""
     row = find(db, id, columns)
