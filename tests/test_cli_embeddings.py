@@ -108,7 +108,7 @@ def test_a_folder_of_embeddings(run):  # noqa: F811
     run("index", "many", "store")
     assert Corpus.open("store").ids() == ["a", "b"]
     Path("many", "x.txt").write_text("a text")  # a folder of texts
-    assert "added 1 document" in run("index", "many", "texts").stdout
+    assert "added 1 document" in run("index", "many", "of_texts").stdout
 
 
 def test_a_field_that_no_document_has(run):  # noqa: F811
