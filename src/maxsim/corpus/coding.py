@@ -179,23 +179,24 @@ class Coding:
     def documents(
         self,
         tensors: Mapping[str, Tensor],
-        starts: Tensor,
-        lengths: Tensor,
+        offsets: Tensor,
         longest: int,
         rows: Tensor | None = None,
-    ) -> Views | Quantized:
-        """Documents of a segment's tensors, wherever they lie, for scoring: codes where there are any. `rows`: some of
-        the documents, int64 on the same device."""
-        ends = starts + lengths
+    ) -> Packed | Views | Quantized:
+        """Documents of a segment's tensors, wherever they lie, for scoring: codes where there are any; offsets: int64
+        `[N + 1]` on the same device, from 0 to all tokens. `rows`: some of the documents, int64 there too."""
+        starts, ends = offsets[:-1], offsets[1:]
         if rows is not None:
             starts, ends = starts[rows], ends[rows]
+        if not self.quantised and rows is None:  # that they follow one another is what some kernels need
+            return Packed(tensors["tokens"], offsets, max_length=longest)
         if not self.quantised:
             return Views(tensors["tokens"], starts, ends - starts, max_length=longest)
         beside: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in ("codes", "exact")}
         parameters = dataclasses.replace(self.parameters(), **beside)
         if rows is not None:
             parameters = parameters.select(rows)
-        return Quantized(tensors["codes"], parameters, longest, starts, ends)
+        return Quantized(tensors["codes"], parameters, longest, starts, ends, rows is None)
 
     def like(self) -> Quantized:
         """No documents, and the tables: what `quantize(like=)` takes and `Quantized.save` writes."""

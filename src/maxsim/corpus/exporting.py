@@ -108,7 +108,7 @@ def _floats(snapshot: Snapshot, lot: Lot) -> Tensor:
     """Tokens of documents, as numpy and Parquet have them."""
     kept = lot.tensors.get("tokens", lot.tensors.get("exact"))
     if kept is None:
-        codes = snapshot.coding.documents(lot.tensors, lot.offsets[:-1], lot.offsets.diff(), lot.longest)
+        codes = snapshot.coding.documents(lot.tensors, lot.offsets, lot.longest)
         assert isinstance(codes, Quantized)
         decoded = codes.dequantize()
         assert isinstance(decoded, Packed)

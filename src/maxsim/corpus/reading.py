@@ -164,7 +164,7 @@ class Reader:
         if kept is not None:
             embeddings = kept[int(start) : int(start + length)].clone()
         else:
-            codes = snapshot.coding.documents(segment.tensors, segment.starts, segment.lengths, segment.longest)
+            codes = snapshot.coding.documents(segment.tensors, segment.offsets, segment.longest)
             decoded = codes[local].dequantize(snapshot.coding.dtype)  # type: ignore[index]
             assert isinstance(decoded, Packed)
             embeddings = decoded.tokens

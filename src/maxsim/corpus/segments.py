@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -56,17 +57,26 @@ class Tensors(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Segment:
-    """An open segment, mapped. `tensors` by name, `starts` and `lengths` int64 [N]; `longest` is the largest length;
+    """An open segment, mapped. `tensors` by name, `offsets` int64 [N + 1]; `longest` is the largest length;
     `positions` int64 [N], None = they follow one another; `kept` are the rows (documents) that are not deleted, None =
     all."""
 
     record: SegmentRecord
     tensors: Mapping[str, Tensor]
-    starts: Tensor
-    lengths: Tensor
+    offsets: Tensor
     longest: int
     positions: Tensor | None = None
     kept: Tensor | None = None
+
+    @property
+    def starts(self) -> Tensor:
+        """Where documents begin, int64 [N]."""
+        return self.offsets[:-1]
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each document, int64 [N]."""
+        return self.offsets.diff()
 
     def row(self, position: int) -> int:
         """The row of a document that this segment holds."""
@@ -168,8 +178,7 @@ def open_segment(folder: Path, record: SegmentRecord, coding: Coding) -> Segment
     _check_offsets(path, offsets, T)
     if positions is not None:
         _check_positions(path, positions, record)
-    lengths = offsets.diff()
-    return Segment(record, Tensors(path, tensors, coding), offsets[:-1], lengths, int(lengths.max()), positions)
+    return Segment(record, Tensors(path, tensors, coding), offsets, int(offsets.diff().max()), positions)
 
 
 def write_codebook(folder: Path, coding: Coding) -> FileRecord:
