@@ -153,7 +153,7 @@ class Reader:
             CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
         """
         with self._catalogue.reading() as db:
-            held = sql.held(db, self._catalogue.path, check_id(id))
+            held = sql.holding(db, self._catalogue.path)(check_id(id))
             if held is None:
                 raise KeyError(f"no document has the id {id!r}")
             snapshot = self._refresh(db)
@@ -178,13 +178,15 @@ class Reader:
             FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
         """
         with self._catalogue.reading() as db:
-            found = ((id, sql.held(db, self._catalogue.path, id)) for id in id_list(ids))
+            find = sql.holding(db, self._catalogue.path)
+            found = ((id, find(id)) for id in id_list(ids))
             return {id: held.text for id, held in found if held is not None}
 
     def metadata(self, ids: Iterable[Id]) -> dict[Id, dict[str, Any] | None]:
         """The metadata of those of `ids` that are in the corpus, None for a document without any. Errors as `texts`."""
         with self._catalogue.reading() as db:
-            found = ((id, sql.held(db, self._catalogue.path, id)) for id in id_list(ids))
+            find = sql.holding(db, self._catalogue.path)
+            found = ((id, find(id)) for id in id_list(ids))
             return {id: held.metadata for id, held in found if held is not None}
 
     def fields_without_documents(self, names: Iterable[str]) -> list[str]:
