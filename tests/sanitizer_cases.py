@@ -11,6 +11,15 @@ import torch
 import maxsim
 from maxsim.kernels import hopper_launch
 
+CODES = (
+    ("int8", {}),
+    ("int8", {"scale": "token"}),
+    ("fp8", {}),
+    ("residual", {"centroids": 8, "bits": 2}),
+    ("residual", {"centroids": 8, "bits": 4, "renormalize": True}),
+    ("pq", {}),
+)
+
 
 def tokens(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype, device="cuda")
@@ -50,6 +59,13 @@ def cases() -> Iterator[Callable[[], object]]:
             for call in (maxsim.score, maxsim.matches):
                 for masked in ("exclude", "zero") if mask is not None else ("exclude",):
                     yield partial(call, queries, documents, None, mask, masked, backend=backend)
+        for codec, options in CODES:
+            for floats in (tokens(9, 70, 128), packed):
+                codes = maxsim.quantize(floats, codec, **options)
+                for queries in (tokens(1, 20, 128), tokens(9, 40, 128), tokens(1, 300, 128)):
+                    yield partial(maxsim.score, queries, codes, backend=backend)
+                    yield partial(maxsim.matches, queries, codes, backend=backend)
+                yield partial(train, maxsim.score, tokens(9, 40, 128).requires_grad_(), codes)
     queries, leaf = tokens(40, 64, 128).requires_grad_(), packed.tokens.clone().requires_grad_()
     starts = packed.offsets[:-1]
     for documents in (tokens(7, 90, 128).requires_grad_(), maxsim.Packed(leaf, packed.offsets)):
@@ -57,6 +73,9 @@ def cases() -> Iterator[Callable[[], object]]:
         yield partial(train, maxsim.score_pairs, queries, documents, torch.tensor([[0, 0], [39, 6], [3, 6], [0, 0]]))
     yield partial(train, maxsim.score, queries, maxsim.Views(leaf, starts, packed.offsets[1:] - starts))
     yield partial(train, maxsim.score, queries[:2], documents)
+    few = tokens(3, 4, 90, 128).requires_grad_()  # of which few tokens win anything
+    yield partial(train, maxsim.score, tokens(3, 20, 128).requires_grad_(), few)
+    yield partial(train, maxsim.score, tokens(1, 9, 128).requires_grad_(), maxsim.Packed(leaf, packed.offsets))
     hopper_launch.splits_documents = lambda *sizes: True
     yield partial(maxsim.score, tokens(1, 300, 128), tokens(3, 600, 128), backend=backends[-1])
 

@@ -40,7 +40,8 @@ EVERY_KERNEL = {
     "_hopper_wide_float32_kernel", "_query_tiles_kernel", "_query_halves_kernel", "_encode_kernel", "_sum_parts_kernel",
     "_sum_pieces_kernel", "_kept_rows_kernel",
     "_kept_spans_kernel", "_kept_bits_kernel", "_gradient_kernel",
-    "_piece_kernel", "_owners_kernel", "_holders_kernel", "_count_kernel", "_begin_kernel", "_place_kernel",
+    "_piece_kernel", "_rank_kernel",
+    "_chosen_kernel", "_owners_kernel", "_holders_kernel", "_count_kernel", "_begin_kernel", "_place_kernel",
 }  # fmt: skip
 
 
@@ -89,39 +90,35 @@ def test_every_kernel_is_compiled_somewhere():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED)
-def test_architectures_whole(capability, environment, tmp_path):
-    cases = cases_for(capability)
+@pytest.mark.parametrize(
+    ("capability", "part", "parts"), [(90, part, 4) for part in range(4)] + [(at, 0, 1) for at in SHARED if at != 90]
+)
+def test_architectures_whole(capability, part, parts, environment, tmp_path):
+    cases = cases_for(capability)[part::parts]
     check(compiled(capability, cases, environment, tmp_path), capability, cases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["3.6.0", "3.7.1", "3.8.0", "3.9.0"])
 def test_triton_releases(release, environment, tmp_path_factory):
-    """Each release beside the installed torch, for the oldest, the measured and the newest architecture."""
+    """Every kernel with each release beside the installed torch; the installed release has compiled all cases."""
+    if release == installed_release(environment):
+        pytest.skip("installed: test_architectures_whole compiles with it")
     folder = tmp_path_factory.getbasetemp() / f"triton-{release}"
     if not folder.exists():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--target",
-            str(folder),
-            f"triton=={release}",
-        ]
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, f"triton=={release}"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
             pytest.skip(f"triton {release} cannot be installed here: {done.stderr[-300:]}")
-    probe = "import triton; print(triton.__version__)"
-    found = subprocess.run(
-        [sys.executable, "-c", probe], env=environment | {"PYTHONPATH": str(folder)}, capture_output=True, text=True
-    )
-    assert found.stdout.strip() == release
-    for capability in (80, 90, 120):
-        cases = cases_for(capability)
+    assert installed_release(environment | {"PYTHONPATH": str(folder)}) == release
+    for capability, cases in {80: QUICK, 90: QUICK + MEASURED + HOPPER_QUICK, 120: QUICK}.items():
         rows = compiled(capability, cases, environment, tmp_path_factory.mktemp("cache"), [folder])
         assert {row["case"] for row in rows} == set(cases)
         assert all(row["shared"] <= SHARED[capability] << 10 for row in rows)
+        if capability == 90:
+            assert {row["kernel"] for row in rows} == EVERY_KERNEL
+
+
+def installed_release(environment) -> str:
+    command = [sys.executable, "-c", "import triton; print(triton.__version__)"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()

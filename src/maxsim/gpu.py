@@ -17,7 +17,6 @@ from .layout import Problem, Tokens
 from .quantized.codes import Codes
 from .result import Again
 
-SERVED = ("int8", "fp8", "residual", "pq")
 MOST_WIDTH = (2**31 - 1) // 127**2  # of int8 codes, whose products are sums in int32
 MOST_TOKENS = 2**31 - 1025  # of one item: positions in it are 32-bit numbers, and a tile may go beyond the last
 
@@ -27,8 +26,6 @@ def codes_unsupported(documents: Tokens) -> list[str]:
     codes = documents.codes
     if codes is None:
         return []
-    if codes.codec not in SERVED:
-        return [f"serves quantised documents of {', '.join(SERVED)}, not {codes.codec}"]
     why = []
     if codes.codec == "int8" and codes.width > MOST_WIDTH:
         why.append(f"serves int8 codes of width 1 to {MOST_WIDTH}, not {codes.width}")

@@ -56,9 +56,14 @@ def quantize(
     Centroids, buckets and codewords are trained on a sample of the documents: k-means, the same result on every run.
     The score of "residual" and "pq" documents is that of `dequantize(queries.dtype)`.
 
+    Sources: "fp8" is E4M3 of Micikevicius et al. (arXiv 2209.05433); "residual" is the compression of ColBERTv2
+    (Santhanam et al., arXiv 2112.01488, section 3.3); "pq" is product quantisation (Jégou et al., IEEE TPAMI 33 (1),
+    2011); the straight-through estimator is that of Bengio et al. (arXiv 1308.3432).
+
     Args:
         documents: as for `score`, in any float dtype; `Views` and jagged tensors with gaps are packed. They stay as
             they are and are read in blocks: besides the codes, and a sample, nothing of their size is held.
+        codec: "int8", "fp8", "residual" or "pq"; None is that of `like`, or "int8".
         document_mask: as for `score`. What it leaves out is not looked at, has codes of 0 and is left out of every
             score of the result.
         normalize: quantise unit vectors (each token divided by its L2 norm), for scores with `normalize=True`, which
@@ -83,9 +88,10 @@ def quantize(
         `Quantized` on the documents' device, in their layout.
 
     Raises:
-        TypeError, ValueError: as `score`; TypeError also for `straight_through` with documents of float64; ValueError
-            also for an unknown codec, options that are wrong or of another codec, for an empty list of documents, whose
-            width is unknown, and for NaN or infinity in a kept token; says where. On a GPU this waits for the device.
+        TypeError: as `score`, and `straight_through` with documents of float64.
+        ValueError: as `score`, an unknown codec, options that are wrong or of another codec, an empty list of
+            documents, whose width is unknown, and NaN or infinity in a kept token; says where. On a GPU this waits for
+            the device.
     """
     options = {"scale": scale, "bits": bits, "centroids": centroids, "renormalize": renormalize, "parts": parts}
     given = {name: value for name, value in options.items() if value is not None}

@@ -220,8 +220,9 @@ def hopper_float32_config(D: int, precision: str, winners: bool) -> HopperConfig
     return HopperConfig(128, BLOCK_D, 3, 2, 2, 64, 1, 2)
 
 
-def gradient_config(D: int, words: bool = False) -> GradientConfig:
-    """The tiles of the backward for tokens of width D, or gathered from codewords, whose addresses take registers."""
+def gradient_config(D: int, codec: int = 0) -> GradientConfig:
+    """The tiles of the backward for tokens of width D. codec: of those decoded where they are read (`decoding.codec`),
+    whose addresses take registers."""
     BLOCK_D = max(16, power_of_two(D))
     warps = 1 if BLOCK_D <= 256 else 4
     # us of queries and documents: 128x1024 vs 128x1024 588 and 1244 with 4 rows of 8 terms, 515 and 1188 with 2 of 16,
@@ -229,7 +230,8 @@ def gradient_config(D: int, words: bool = False) -> GradientConfig:
     # (4 warps, 4 rows of 16: 5000 and 7850).
     terms = 32 if BLOCK_D <= 128 else max(1, 2048 * warps // BLOCK_D)
     # a piece's sum takes less than its entries do
-    return GradientConfig(1 if words else max(1, terms // 8), min(terms, 8), BLOCK_D, warps, max(1024, 8 * BLOCK_D))
+    rows = 1 if codec < 0 else terms // (16 if codec else 8)
+    return GradientConfig(max(1, rows), min(terms, 8), BLOCK_D, warps, max(1024, 8 * BLOCK_D))
 
 
 def _documents(LD: int, programs: int, tokens: int) -> int:

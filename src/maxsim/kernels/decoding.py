@@ -110,9 +110,9 @@ def _product(
     EACH: tl.constexpr = min(SIZE & -SIZE, BLOCK_D)
     d = c + tl.arange(0, BLOCK_D // EACH) * EACH
     part = d // SIZE
-    mask = (row >= 0)[:, None] if live is None else live[:, None]
-    if not EVEN_D:
-        mask = mask & (d < D)[None, :]
+    mask = (d < D)[None, :]
+    if live is not None:
+        mask = live[:, None] if EVEN_D else mask & live[:, None]
     code = tl.load(codes + row.to(tl.int64)[:, None] * d_row + (part.to(tl.int64) * d_col)[None, :], mask=mask, other=0)
     word = ((part * words)[None, :] + code.to(tl.int32)) * SIZE + (d % SIZE)[None, :]
     x = tl.load(table + (word[:, :, None] + tl.arange(0, EACH)[None, None, :]), mask=mask[:, :, None], other=0.0)

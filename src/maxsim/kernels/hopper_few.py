@@ -33,8 +33,7 @@ from .hopper_halves import halves_in_registers, of_registers, store_halves, toke
 from .hopper_maxima import lowest, maximum
 from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
 from .hopper_stream import cut, enter, fetch, next_kept, segment, tile_from
-from .hopper_tile import keep_queries, of_codes, pair_sums, query_tokens, scaled_maxima
-from .hopper_zero import or_zero, zero_wins
+from .hopper_tile import keep_queries, pair_sums, query_tokens, settled, store_winner
 from .spans import NO_GAP
 
 ordered = gluon.jit(arithmetic.ordered.fn)
@@ -51,11 +50,6 @@ def _finish(
     the maxima and the tokens that have them too."""
     N: gl.constexpr = best.shape[1]
     LOG2: gl.constexpr = N.bit_length() - 1
-    if gaps is not None:
-        gap = gl.load(gaps + doc)
-        nothing = empty & (gap == NO_GAP)
-    else:
-        nothing = empty
     if winners_ptr is None:
         value = gl.reduce(best, 0, maximum)
     else:
@@ -65,27 +59,14 @@ def _finish(
         value = unordered((key >> 32).to(gl.int32), best.dtype)
         winner = NOWHERE - (key & 0x7FFFFFFF).to(gl.int32)
         winner = gl.where(winner == NOWHERE, first, winner)  # −inf everywhere: the first
-        base = first
-        if MASKED:  # the first kept row is not the document's first
-            if bases is None:
-                base = doc * d_item
-            else:
-                base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
         slot = doc.to(gl.int64) * winner_columns + column
-        row = winner
-        winner = gl.where(empty, -1, row - base)
-        if gaps is not None:
-            winner = gl.where(zero_wins(value, row, gap), -1, winner)
-        gl.store(winners_ptr + slot, winner.to(winners_ptr.dtype.element_ty), mask=valid)
-    if scales is not None:
-        value = of_codes(value, q_scale, scales, doc)
-    elif q_scale is not None:
-        value = scaled_maxima(value, q_scale, empty)
+        store_winner(winners_ptr, slot, value, winner, doc, first, empty, valid, bases, gaps, d_item, TD, MASKED)
+    nothing = empty
     if gaps is not None:
-        value = or_zero(value, gap)
-    if winners_ptr is not None:
-        if maxima_ptr is not None:
-            gl.store(maxima_ptr + slot, value, mask=valid)
+        nothing = empty & (gl.load(gaps + doc) == NO_GAP)
+    value = settled(value, doc, empty, q_scale, scales, gaps)
+    if maxima_ptr is not None:
+        gl.store(maxima_ptr + slot, value, mask=valid)
     total = gl.where(valid, value, 0.0)
     for level in gl.static_range(LOG2 + 1):
         if level >= 4:

@@ -189,36 +189,49 @@ def scaled_maxima(value, q_scale, empty):
 
 
 @gluon.jit
+def store_winner(
+    winners_ptr, slot, value, row, doc, first, empty, valid, bases, gaps, d_item, TD, MASKED: gl.constexpr
+):  # fmt: skip
+    """Stores the token of a document that has the largest similarity, found in `row` of the buffer; -1: none."""
+    base = first
+    if MASKED:  # the first kept row is not the document's first
+        if bases is None:
+            base = doc * d_item
+        else:
+            base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
+    won = gl.where(empty, -1, row - base)
+    if gaps is not None:
+        won = gl.where(zero_wins(value, row, gl.load(gaps + doc)), -1, won)
+    gl.store(winners_ptr + slot, won.to(winners_ptr.dtype.element_ty), mask=valid)
+
+
+@gluon.jit
+def settled(value, doc, empty, q_scale, scales, gaps):
+    """Largest products, whose winners are known, as similarities: with their scales, and masked tokens' zeros."""
+    if scales is not None:
+        value = of_codes(value, q_scale, scales, doc)
+    elif q_scale is not None:
+        value = scaled_maxima(value, q_scale, empty)
+    if gaps is not None:
+        value = or_zero(value, gl.load(gaps + doc))
+    return value
+
+
+@gluon.jit
 def finish(
     best, best_low, held, q_scale, column, valid, doc, first, empty, bases, gaps, tile, out_ptr, winners_ptr,
     maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr, scales=None,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""
-    if gaps is not None:
-        gap = gl.load(gaps + doc)
     if winners_ptr is None:
         value = largest(best)
     else:
         value, row = winner(best, best_low, held, first)
         row = gl.where(row == 2147483647, first, row)  # −inf everywhere: the first
         slot = doc.to(gl.int64) * winner_columns + column
-        base = first
-        if MASKED:  # the first kept row is not the document's first
-            if bases is None:
-                base = doc * d_item
-            else:
-                base = min(max(gl.load(bases + doc), 0), TD).to(gl.int32)
-        won = gl.where(empty, -1, row - base)
-        if gaps is not None:
-            won = gl.where(zero_wins(value, row, gap), -1, won)
-        gl.store(winners_ptr + slot, won.to(winners_ptr.dtype.element_ty), mask=valid)
-    if scales is not None:
-        value = of_codes(value, q_scale, scales, doc)
-    elif q_scale is not None:  # winners are found by the value as multiplied
-        value = scaled_maxima(value, q_scale, empty)
-    if gaps is not None:
-        value = or_zero(value, gap)
+        store_winner(winners_ptr, slot, value, row, doc, first, empty, valid, bases, gaps, d_item, TD, MASKED)
+    value = settled(value, doc, empty, q_scale, scales, gaps)
     if maxima_ptr is not None:
         gl.store(maxima_ptr + slot, value, mask=valid)
     _add_up(gl.reshape(value, [ROWS, 1, 1]), doc, 1, valid, tile, out_ptr, ND, parts, NQ, block_log2)
