@@ -225,7 +225,8 @@ class Store(Reader):
         Raises:
             FileExistsError: one of the files is there.
             ValueError: another ending; metadata with a field `id` or `text`.
-            ImportError: Parquet without pyarrow. OSError: a file cannot be written; none is left.
+            ImportError: Parquet without pyarrow.
+            OSError: a file cannot be written; none is left.
             CorpusError: the files of the corpus are not what the catalogue says.
         """
         return export(Path(path), self._catalogue.reading(), self._refresh)
