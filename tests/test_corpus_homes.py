@@ -65,7 +65,7 @@ def test_every_home_gives_the_same_hits(tmp_path, case, exact, home):
 
 
 @pytest.mark.parametrize("home", ["mapped", "device", "pinned", "streamed"])
-@pytest.mark.parametrize("case", ["float16", "int8", "residual"])
+@pytest.mark.parametrize("case", ["float16", "int8", "int8 a token", "residual renormalized"])
 def test_whole_segments_are_consecutive_documents(tmp_path, case, home):
     """Which some kernels need; rows of a segment with deleted documents stand apart from its neighbours."""
     corpus = Corpus.create(tmp_path / "store", DIM) if case == "float16" else made(tmp_path / "store", case)
@@ -75,6 +75,9 @@ def test_whole_segments_are_consecutive_documents(tmp_path, case, home):
 
     def forms():
         blocks = list(other.place.blocks(other.select()))
+        for block in blocks:
+            beside = block.documents.parameters.tensors() if case != "float16" else {}
+            assert all(each.data_ptr() % 16 == 0 for each in beside.values() if each.ndim == 1) or home == "mapped"
         kinds = [getattr(b.documents, "consecutive", isinstance(b.documents, Packed)) for b in blocks]
         assert torch.equal(torch.cat([block.positions for block in blocks]), torch.tensor(sorted(other.ids())))
         assert found(other, queries) == found(corpus, queries)
