@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from .layout import MaskLike, Tokens, TokensLike, check_tokens, tokens_of
+from .packed import Packed
 from .quantized import Codes, Quantized, product, residual, scaled
-from .quantized.codes import CODECS, rows_of
+from .quantized.codes import CODECS, owners, rows_of
+from .quantized.container import BLOCK
 from .stream import Block, Stream
 
 OPTIONS = {
@@ -213,6 +215,19 @@ def _encode(
     return Quantized(
         codes.view(*shape, width), parameters, t.max_length, t.starts, t.ends, t.consecutive, t.mask, int(saturated)
     )
+
+
+def of_unseen(documents: Quantized) -> tuple[Tensor, Tensor]:
+    """`radius` and `norm`, float32 `[N]`, of documents one after another that another library has quantised: how far
+    they are from what they were is not known, so the radius is infinite."""
+    decoded = documents.dequantize()
+    assert isinstance(decoded, Packed)
+    norm = torch.zeros(len(documents), dtype=torch.float64)
+    for low in range(0, len(decoded.tokens), BLOCK):
+        high = min(low + BLOCK, len(decoded.tokens))
+        length = decoded.tokens[low:high].double().norm(dim=1)
+        norm.scatter_reduce_(0, owners(low, high, decoded.ends), length, "amax")
+    return torch.full((len(documents),), math.inf), _up(norm)
 
 
 def _up(values: Tensor) -> Tensor:

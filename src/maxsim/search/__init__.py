@@ -124,9 +124,7 @@ class Corpus(Store):
         ((segment, rows),) = selection.parts
         if "tokens" in segment.tensors or "exact" in segment.tensors:
             return None
-        found = selection.snapshot.coding.documents(
-            segment.tensors, segment.starts, segment.lengths, segment.longest, rows
-        )
+        found = selection.snapshot.coding.documents(segment.tensors, segment.offsets, segment.longest, rows)
         assert isinstance(found, Quantized)
         return found.compact().to(self.device)
 
