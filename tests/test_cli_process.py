@@ -91,6 +91,56 @@ def committed(store: Path) -> int:
     return 0
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+def test_killed_and_on_again(tmp_path, environment):
+    """Killed twice while it indexes: the same command goes on, and the end is that of a run that was left alone."""
+    (tmp_path / "texts").write_text("\n".join(f"text number {n}" for n in range(120)))
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    arguments, held = ["index", tmp_path / "texts", tmp_path / "store"], 0
+    for _ in range(2):
+        with program(*arguments, pause=0.05, env=environment) as process:
+            deadline = time.monotonic() + 60
+            while committed(tmp_path / "store") <= held:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.kill()
+            process.communicate(timeout=60)
+        held = len(Corpus.open(tmp_path / "store"))
+        assert held % 8 == 0 and 0 < held < 120
+        assert Corpus.open(tmp_path / "store").check() == []
+    with program(*arguments, "--json", pause=0, env=environment) as process:
+        out, _ = process.communicate(timeout=60)
+    made = json.loads(out)
+    assert (made["skipped"], made["added"]) == (held, 120 - held)
+    with program("index", tmp_path / "texts", tmp_path / "alone", pause=0, env=environment) as process:
+        process.communicate(timeout=60)
+    store, alone = Corpus.open(tmp_path / "store"), Corpus.open(tmp_path / "alone")
+    assert store.ids() == alone.ids() == [f"texts:{n}" for n in range(1, 121)]
+    query = torch.tensor([[1.0] * DIM, [float(n % 3) for n in range(DIM)]])
+    assert store.search(query, 120) == alone.search(query, 120)
+    assert store.check() == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(environment, shell):
+    def completed(words, word):
+        asked = {
+            "bash": {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - (word != ""))},
+            "zsh": {"_TYPER_COMPLETE_ARGS": words},
+            "fish": {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        }[shell]
+        with program(env=environment | asked | {"_MAXSIM_COMPLETE": f"complete_{shell}"}) as process:
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (0, ""), err
+        return out
+
+    commands = completed("maxsim re", "re")
+    assert "rerank" in commands and "search" not in commands
+    assert "--replace" in completed("maxsim index --re", "--re")
+    kinds = completed("maxsim index --dtype res", "res")
+    assert "residual" in kinds and "int8" not in kinds
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_ctrl_c_and_on_again(tmp_path, environment):
     (tmp_path / "texts").write_text("\n".join(f"text number {n}" for n in range(200)))

@@ -19,7 +19,7 @@ import torch
 from stores import document, fill
 
 from maxsim import Packed, Views
-from maxsim.corpus import CorpusError, catalogue, segments
+from maxsim.corpus import CorpusError, catalogue, segments, sums
 from maxsim.search import Corpus
 
 DIM = 8
@@ -405,6 +405,7 @@ def test_cut_documents_are_counted_while_they_are_there(corpus):
 def test_a_corpus_made_before_cut_documents_were_counted(corpus):
     with sqlite3.connect(corpus.path / catalogue.FILE) as db:
         db.execute("DROP TABLE cut")
+        sums.seal(db)
     db.close()
     corpus.add(["a"], [torch.ones(1, DIM)], cut=[True])
     assert (corpus.info().cut, len(corpus)) == (None, 1)

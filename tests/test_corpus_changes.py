@@ -117,7 +117,7 @@ def test_compaction_of_format_1(tmp_path):
     before = corpus.search(QUERY, 9)
     corpus.compact()
     assert corpus.search(QUERY, 9) == Corpus.open(corpus.path).search(QUERY, 9) == before
-    assert (corpus.info().format, corpus.info().segments, corpus.info().deleted, corpus.info().cut) == (2, 1, 0, 1)
+    assert (corpus.info().format, corpus.info().segments, corpus.info().deleted, corpus.info().cut) == (3, 1, 0, 1)
     assert corpus.check() == []
 
 

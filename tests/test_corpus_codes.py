@@ -208,6 +208,6 @@ def test_a_corpus_of_format_1_opens_and_changes(tmp_path):
     corpus.add(["new"], [document(6, 5)])
     documents["new"] = document(6, 5)
     assert corpus.search(query, 9) == reader.search(query, 9) == [ranking(query, documents)]
-    assert corpus.info().format == 2
+    assert corpus.info().format == 3
     assert corpus.check() == []
     assert corpus.get("a").metadata == {"n": 1}

@@ -86,9 +86,21 @@ FAULTS = {
         lambda c: statement(c, "PRAGMA application_id = 7"),
         "not the catalogue of a corpus",
     ),
-    "newer format": (lambda c: statement(c, "PRAGMA user_version = 99"), "format 99.*reads up to 2; upgrade"),
-    "settings": (lambda c: statement(c, "UPDATE corpus SET dtype = 'int3'"), "unreadable settings"),
-    "settings gone": (lambda c: statement(c, "DELETE FROM corpus"), "unreadable settings None"),
+    "newer format": (lambda c: statement(c, "PRAGMA user_version = 99"), "format 99.*reads up to 3; upgrade"),
+    "settings": (
+        lambda c: statement(c, "UPDATE corpus SET dtype = 'int3'"),
+        "its settings or its list of segments have",
+    ),
+    "settings gone": (lambda c: statement(c, "DELETE FROM corpus"), "its settings or its list of segments have"),
+    "segments changed": (
+        lambda c: statement(c, "UPDATE segments SET first = first + 1"),
+        "list of segments have changed",
+    ),
+    "tables changed": (lambda c: statement(c, "DROP TABLE cut"), "list of segments have changed"),
+    "older format": (
+        lambda c: statement(c, "PRAGMA user_version = 2"),
+        "says that it has format 2, and has the tables",
+    ),
 }
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import random
 import subprocess
 import sys
+import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -117,6 +121,27 @@ def cut_npz(path):
     path.write_bytes(path.read_bytes()[:-40])
 
 
+def foreign_npz(path):
+    packed_npz(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("note.txt", "no array")
+
+
+def twice_npz(path):
+    packed_npz(path)
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "a") as archive:
+        warnings.simplefilter("ignore")
+        archive.writestr("ids.npy", archive.read("ids.npy"))
+
+
+def trailing_npz(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in (("offsets", OFFSETS.numpy()), ("tokens", TOKENS.numpy())):
+            file = io.BytesIO()
+            np.save(file, array)
+            archive.writestr(f"{name}.npy", file.getvalue() + b"more" * (name == "tokens"))
+
+
 BAD = {
     "ids.pkl": (lambda p: p.write_bytes(pickle.dumps({0: "a"})), "a pickle runs whatever code .* ids as an array"),
     "objects.npz": (evil_npz, "ids holds objects, which are pickled: save documents packed"),
@@ -129,13 +154,52 @@ BAD = {
     "flat.npy": (lambda p: np.save(p, np.ones((3, 8))), r"expected \[N, L, D\], got shape \[3, 8\]"),
     "cut.npz": (cut_npz, "bytes, damaged"),
     "cut.safetensors": (lambda p: p.write_bytes(b"\xff" * 30), "bytes, damaged"),
-    "text.csv": (lambda p: p.write_text("a,b"), r"expected one of \.npz, "),
+    "text.csv": (lambda p: p.write_text("a,b"), r"expected a folder or one of \.npz, "),
     "short.npz": (
         lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 2, 9])),
         "tokens end before the documents do",
     ),
     "long.npz": (lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 2])), "go on for 3 after the last"),
-    "falling.npz": (lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 7, 5])), "do not fall"),
+    "falling.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 7, 5])),
+        r"offsets must not fall: 7, then 5 at 2",
+    ),
+    "unsigned.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 7, 5], np.uint64)),
+        "offsets must not fall: 7, then 5 at 2",
+    ),
+    "scalar.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array(5)),
+        r"offsets must be whole numbers of one dimension, got int64 \[\]",
+    ),
+    "table.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([[0, 5]])),
+        r"offsets must be whole numbers of one dimension, got int64 \[1, 2\]",
+    ),
+    "fractions.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 2.5])),
+        "offsets must be whole numbers of one dimension, got float64",
+    ),
+    "late.npz": (lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([1, 5])), r"begin with 0, got \[1\]"),
+    "none.npz": (lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.zeros(0, int)), r"begin with 0, got \[\]"),
+    "negative.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), lengths=np.array([6, -1])),
+        "lengths must not be negative, got -1 at 1",
+    ),
+    "foreign.npz": (foreign_npz, "foreign.npz: holds 'note.txt', which is no array: expected what numpy.savez writes"),
+    "twice.npz": (twice_npz, "twice.npz: holds two arrays of one name"),
+    "trailing.npz": (trailing_npz, "trailing.npz: tokens goes on after its array"),
+    "scalar.safetensors": (
+        lambda p: save_file({"embeddings": torch.ones(())}, p),
+        r"expected embeddings \[N, L, D\]",
+    ),
+    "cut.pt": (lambda p: p.write_bytes(b"PK\x03\x04 and so on"), r"cut\.pt: \d+ bytes, damaged"),
+    "ids.pt": (
+        lambda p: torch.save({"tokens": TOKENS, "lengths": torch.tensor(LENGTHS), "ids": "abc"}, p),
+        "ids must be one array of str or int, got str",
+    ),
+    "meta.pt": (lambda p: torch.save({"a": torch.ones(2, 8, device="meta")}, p), "must hold values, got a meta tensor"),
+    "no.parquet": (lambda p: p.write_bytes(b"PAR1 and so on PAR1"), r"no\.parquet: \d+ bytes, damaged|need pyarrow"),
     "ids.npz": (
         lambda p: npz(p, tokens=np.ones((5, 8)), offsets=np.array([0, 5]), ids=np.array(["a", "b"])),
         "1 documents, 2 ids",
@@ -156,11 +220,40 @@ def test_what_is_refused(tmp_path, capsys, name):
     write, message = BAD[name]
     write(tmp_path / name)
     corpus = Corpus.create(tmp_path / "store", 8)
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((ValueError, TypeError, ImportError), match=message):
         corpus.add_file(tmp_path / name)
     assert "unpickled" not in capsys.readouterr().out
     assert len(corpus) == 0
     assert list((corpus.path / "segments").iterdir()) == []
+
+
+def flipped(path, rng):
+    """With one to three bits changed."""
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.randint(1, 3)):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("form", ["packed.npz", "compressed.npz", "padded.npz", "packed.safetensors", "packed.pt"])
+def test_damaged_files_are_told(tmp_path, form):
+    """Whatever bit changes: an error that names the file, or one of documents; where a format keeps checksums, no other
+    embeddings."""
+    FORMS[form](tmp_path / form)
+    whole, rng = (tmp_path / form).read_bytes(), random.Random(form)
+    for number in range(25):
+        (tmp_path / form).write_bytes(whole)
+        flipped(tmp_path / form, rng)
+        corpus = Corpus.create(tmp_path / f"store{number}", 8)
+        try:
+            corpus.add_file(tmp_path / form)
+        except (ValueError, TypeError, OSError):
+            assert len(corpus) == 0
+            continue
+        assert corpus.check() == []
+        if form.endswith("npz"):
+            kept = [corpus.get(id).embeddings for id in corpus.ids()]
+            assert torch.equal(torch.cat(kept), TOKENS.half())
 
 
 def test_a_file_that_is_not_there(tmp_path):

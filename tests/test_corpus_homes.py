@@ -10,6 +10,7 @@ import torch
 from stores import document, fill, ranking
 from test_corpus_codes import CODECS, DIM, data, found, made
 
+from maxsim import Packed
 from maxsim.corpus import gathering, segments
 from maxsim.search import Corpus, homes, placing
 from maxsim.search.streaming import Streamed
@@ -61,6 +62,36 @@ def test_every_home_gives_the_same_hits(tmp_path, case, exact, home):
     corpus.delete([2, 7])
     ids.remove(17)
     same()
+
+
+@pytest.mark.parametrize("home", ["mapped", "device", "pinned", "streamed"])
+@pytest.mark.parametrize("case", ["float16", "int8", "residual"])
+def test_whole_segments_are_consecutive_documents(tmp_path, case, home):
+    """Which some kernels need; rows of a segment with deleted documents stand apart from its neighbours."""
+    corpus = Corpus.create(tmp_path / "store", DIM) if case == "float16" else made(tmp_path / "store", case)
+    documents, queries = data(1), data(2, [5, 1])
+    corpus.add(range(len(documents)), documents)
+    other = placed(corpus, home)
+
+    def forms():
+        blocks = list(other.place.blocks(other.select()))
+        kinds = [getattr(b.documents, "consecutive", isinstance(b.documents, Packed)) for b in blocks]
+        assert torch.equal(torch.cat([block.positions for block in blocks]), torch.tensor(sorted(other.ids())))
+        assert found(other, queries) == found(corpus, queries)
+        return kinds
+
+    assert corpus.info().segments > 3
+    assert all(forms())
+    inner = [segment.record for segment, _ in corpus.select().parts[1:-1]]
+    middle = max(inner, key=lambda record: record.documents)
+    corpus.delete([middle.first])
+    split = forms()
+    assert split.count(False) == 1 and split.count(True) >= 2
+    assert forms() == split  # as they were kept
+    corpus.delete(range(middle.first + 1, middle.last + 1))
+    assert all(forms())
+    corpus.delete([s.record.last for s, rows in corpus.select().parts if rows is None and s.record.documents > 1])
+    assert True not in forms() or case != "float16"
 
 
 def test_segments_that_stay_are_not_loaded_again(tmp_path):

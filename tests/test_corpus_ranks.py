@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,8 +25,8 @@ DIM = 8
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    group = Ranks(2)
+def four() -> Iterator[Ranks]:
+    group = Ranks(4)
     yield group
     group.close()
 
@@ -59,23 +60,23 @@ QUERIES = [document(1, 3), document(2, 1), torch.empty(0, DIM), document(3, 5)]
 
 
 @pytest.mark.parametrize("home", [None, "device"])
-def test_the_hits_of_one_process(two, corpus, home):
+def test_the_hits_of_one_process(four, corpus, home):
     cases = [(QUERIES, k, {}) for k in (0, 1, 7, 10**9)]
     cases += [(QUERIES, 5, {"subset": ["d1", "d5", "d20", "d47"]}), (QUERIES, 5, {"filter": {"lang": ["de", "en"]}})]
     cases += [([], 3, {}), (QUERIES, 3, {"subset": []})]
     for queries, k, more in cases:
         alone = [[tuple(hit) for hit in hits] for hits in corpus.search(queries, k, **more)]
-        for hits, _ in two.run(on_search, corpus.path, queries, k, more, home):
+        for hits, _ in four.run(on_search, corpus.path, queries, k, more, home):
             assert hits == alone
 
 
 @pytest.mark.parametrize("kept", [{}, {"dtype": "int8", "exact": "float16"}], ids=["floats", "codes"])
-def test_one_segment_and_none(two, tmp_path, kept):
+def test_one_segment_and_none(four, tmp_path, kept):
     corpus = Corpus.create(tmp_path / "store", DIM, **kept)
-    assert [hits for hits, _ in two.run(on_search, corpus.path, QUERIES, 5, {}, None)] == [[[], [], [], []]] * 2
+    assert [hits for hits, _ in four.run(on_search, corpus.path, QUERIES, 5, {}, None)] == [[[], [], [], []]] * 4
     documents = fill(corpus, [2, 3])
     wanted = [[tuple(hit) for hit in ranking(query, documents)[:5]] for query in QUERIES]
-    assert [hits for hits, _ in two.run(on_search, corpus.path, QUERIES, 5, {}, None)] == [wanted] * 2
+    assert [hits for hits, _ in four.run(on_search, corpus.path, QUERIES, 5, {}, None)] == [wanted] * 4
 
 
 def on_fault(path, fault):
@@ -112,14 +113,14 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_failure_reaches_every_rank_within_seconds(two, corpus, fault):
-    found = two.run(on_fault, corpus.path, fault)
+def test_a_failure_reaches_every_rank_within_seconds(four, corpus, fault):
+    found = four.run(on_fault, corpus.path, fault)
     for message, seconds in found:
         assert FAULTS[fault] in message
         assert seconds < 10
     if fault in ("scoring", "NaN", "subset"):
-        assert found[0][0].startswith("RankError: maxsim.distributed: rank 1 of 2 failed: ")
-    assert two.run(on_search, corpus.path, QUERIES, 3, {}, None)[0][0] == [
+        assert found[0][0].startswith("RankError: maxsim.distributed: rank 1 of 4 failed: ")
+    assert four.run(on_search, corpus.path, QUERIES, 3, {}, None)[0][0] == [
         [tuple(hit) for hit in hits] for hits in corpus.search(QUERIES, 3)
     ]
 
@@ -132,9 +133,9 @@ def on_wrong_shard(path):
     return "nothing"
 
 
-def test_a_corpus_without_its_shard_is_refused(two, corpus):
-    for message in two.run(on_wrong_shard, corpus.path):
-        assert "expected (0, 2) on this rank" in message or "expected (1, 2) on this rank" in message
+def test_a_corpus_without_its_shard_is_refused(four, corpus):
+    for message in four.run(on_wrong_shard, corpus.path):
+        assert "corpus has the shard (0, 1), expected (" in message and ", 4) on this rank" in message
 
 
 def on_change(path):
@@ -159,50 +160,68 @@ def on_change(path):
         Corpus.ids_at = real
 
 
-def test_a_corpus_that_changes_meanwhile_is_searched_again(two, corpus):
-    found = two.run(on_change, corpus.path)
+def test_a_corpus_that_changes_meanwhile_is_searched_again(four, corpus):
+    found = four.run(on_change, corpus.path)
     after = [[hit.id for hit in hits] for hits in corpus.search(QUERIES, 99)]
-    assert [hits for hits, _ in found] == [after, after]
-    assert [calls for _, calls in found] == [2, 2]
+    assert [hits for hits, _ in found] == [after] * 4
+    assert [calls for _, calls in found] == [2] * 4
     assert "d0" not in after[0]
 
 
-def on_death(path):
+def on_death(path, midway):
+    """Rank 1 dies before the search, or while it scores."""
     corpus = shard(path)
-    if dist.get_rank() == 1:
+    if dist.get_rank() == 1 and not midway:
         os._exit(1)
+    if dist.get_rank() == 1:
+        ranks.winners = lambda *_: os._exit(1)
     start = time.monotonic()
     try:
         together(corpus, QUERIES, 3)
-    except Exception:
-        return time.monotonic() - start
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
     return None
 
 
-def test_a_rank_that_dies_is_noticed_within_seconds(tmp_path):
+@pytest.mark.parametrize("midway", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_rank_that_dies_is_noticed_within_seconds(tmp_path, midway):
     corpus = Corpus.create(tmp_path / "store", DIM)
     fill(corpus, [2, 3])
-    group = Ranks(2)
+    group = Ranks(4)
     try:
-        assert group.run(on_death, corpus.path, dead=(1,))[0] < 10
+        found = group.run(on_death, corpus.path, midway, dead=(1,))
+        for message, seconds in (found[0], found[2], found[3]):
+            assert seconds < 10
+            assert message.startswith("RankError: maxsim.distributed: another rank has ended, or cannot be reached: ")
     finally:
         group.close()
 
 
-def torchrun(*arguments, environment, size=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    command += [str(Path(__file__).parent / "fakes.py"), "0", *map(str, arguments)]
+def torchrun(*arguments, environment, program=("fakes.py", "0"), size=4):
+    name, *more = program
+    what = [str(Path(__file__).parent / name)] if name.endswith(".py") else ["-m", name]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", *what]
+    command += [*more, *map(str, arguments)]
     return subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
 
 
-def test_torchrun(tmp_path, environment, monkeypatch):
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """A corpus of five texts in many segments."""
     from fakes import DIM, WordEncoder
 
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 64)
     texts = ["the cat sat", "a dog ran far", "red green blue", "the dog sat", "sat"]
     corpus = Corpus.create(tmp_path / "store", DIM, encoder="minilm")
     corpus.add(range(5), WordEncoder().documents(texts), texts=texts)
-    assert corpus.info().segments > 2
+    assert corpus.info().segments > 3
+    return corpus, texts
+
+
+def test_torchrun(words, environment):
+    from fakes import WordEncoder
+
+    corpus, texts = words
     (alone,) = corpus.search(WordEncoder().queries(["dog sat"]), 3)
     done = torchrun("search", corpus.path, "dog sat", "-k", "3", "--json", "--device", "cpu", environment=environment)
     assert done.returncode == 0, done.stderr
@@ -210,10 +229,39 @@ def test_torchrun(tmp_path, environment, monkeypatch):
     assert [(hit["id"], hit["score"], hit["text"]) for hit in found["hits"]] == [
         (hit.id, hit.score, texts[hit.id]) for hit in alone
     ]
+
+
+def test_torchrun_ends_with_the_reason(tmp_path, environment):
     start = time.monotonic()
-    done = torchrun("search", tmp_path / "none", "dog", "--device", "cpu", environment=environment)
-    assert done.returncode == 1
-    assert "maxsim: " in done.stderr and "none is not a corpus" in done.stderr
+    arguments = ["search", tmp_path / "none", "dog", "--device", "cpu"]
+    done = torchrun(*arguments, program=("maxsim",), environment=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    report = done.stderr[done.stderr.index("Root Cause") :]  # of the rank that was first
+    assert "none is not a corpus: there is no such folder" in report
+    assert "traceback : maxsim: " in report
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+def test_torchrun_of_which_a_process_is_killed(words, environment, tmp_path):
+    corpus, _ = words
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from fakes import WordEncoder\n"
+        "from maxsim import cli, encode\n"
+        "from maxsim.search import ranks\n"
+        "encode.load = lambda name='minilm', device=None: WordEncoder(name)\n"
+        "if os.environ['RANK'] == '2': ranks.winners = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "cli.main()\n"
+    )
+    start = time.monotonic()
+    arguments = ["search", corpus.path, "dog", "--device", "cpu"]
+    done = torchrun(*arguments, program=(str(script),), environment=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "SIGKILL" in done.stderr[done.stderr.index("Root Cause") :]
     assert time.monotonic() - start < 60
 
 
@@ -222,6 +270,6 @@ def on_iterators(path):
     return [[hit.id for hit in hits] for hits in together(corpus, iter(QUERIES), 9, (id for id in ["d1", "d5"]))]
 
 
-def test_iterators_are_read_once(two, corpus):
+def test_iterators_are_read_once(four, corpus):
     wanted = [[hit.id for hit in hits] for hits in corpus.search(QUERIES, 9, ["d1", "d5"])]
-    assert two.run(on_iterators, corpus.path) == [wanted] * 2
+    assert four.run(on_iterators, corpus.path) == [wanted] * 4

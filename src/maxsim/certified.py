@@ -21,6 +21,10 @@ from .quantized.codes import rows_of
 CANDIDATES = 1 << 24  # of queries that are searched for together: 40 bytes each
 
 
+class MismatchError(ValueError):
+    """Exact documents that are not those that were quantised."""
+
+
 class CertifiedTopK(NamedTuple):
     """scores, indices: as of `TopK`. rescored: int64 `[NQ]`, how many documents were scored exactly for each query."""
 
@@ -282,12 +286,12 @@ def _table(query: Tensor, values: Tensor, NQ: int, fill: float, beside: Tensor) 
 
 
 def _check(candidates: Candidates, at: Tensor, exact: Tensor) -> None:
-    """Raises ValueError where an exact score is not within the bound, as it would be of what was quantised."""
+    """Raises MismatchError where an exact score is not within the bound, as it would be of what was quantised."""
     apart = (exact.double() - candidates.score[at]).abs() > candidates.bound[at]
     if bool(apart.any()):
         n = int(apart.nonzero()[0])
         i = int(at[n])
-        raise ValueError(
+        raise MismatchError(
             f"exact document {int(candidates.document[i])} is not what was quantised: query {int(candidates.query[i])} "
             f"scores {float(exact[n]):.9g}, and of the codes {float(candidates.score[i]):.9g} ± "
             f"{float(candidates.bound[i]):.3g}"

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .layout import MaskLike, Tokens, TokensLike, check_tokens, tokens_of
 from .quantized import Codes, Quantized, product, residual, scaled
-from .quantized.codes import CODECS, rows_of
+from .quantized.codes import CODECS, owners, rows_of
+from .quantized.container import BLOCK
 from .stream import Block, Stream
 
 OPTIONS = {
@@ -207,6 +208,19 @@ def _encode(
     return Quantized(
         codes.view(*shape, width), parameters, t.max_length, t.starts, t.ends, t.consecutive, t.mask, int(saturated)
     )
+
+
+def of_unseen(documents: Quantized) -> tuple[Tensor, Tensor]:
+    """`radius` and `norm`, float32 `[N]`, of documents one after another that another library has quantised: how far
+    they are from what they were is not known, so the radius is infinite."""
+    assert documents.ends is not None
+    read = documents.parameters.reader(documents.codes)
+    norm = torch.zeros(len(documents), dtype=torch.float64)
+    for low in range(0, len(documents.codes), BLOCK):
+        high = min(low + BLOCK, len(documents.codes))
+        length = read(slice(low, high)).double().norm(dim=1)
+        norm.scatter_reduce_(0, owners(low, high, documents.ends), length, "amax")
+    return torch.full((len(documents),), math.inf), _up(norm)
 
 
 def _up(values: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import __version__, sources
-from . import changes, searching
+from . import changes, embeddings, searching
 from .errors import check_same, check_width, device_of, orderly_stop, plain_errors, refusals, stop
 from .options import CorpusPath, Device, Json
 from .output import count, passed_over, print_json, warn_cut
@@ -31,7 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (searching.search, searching.rerank, changes.add, changes.delete, changes.compact):
+for command in (
+    searching.search, searching.rerank, embeddings.add, changes.delete, changes.compact, embeddings.export,
+):  # fmt: skip
     app.command()(command)
 
 
@@ -69,10 +71,12 @@ def options(
 @app.command()
 @plain_errors
 def index(
+    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(
-            help='A file with one document a line, a .jsonl file with "id" and "text", or a folder of .txt files.'
+            help='A file with one document a line, a .jsonl file with "id" and "text", or a folder of .txt files; or '
+            "embeddings, as `add` takes them."
         ),
     ],
     corpus: CorpusPath,
@@ -95,7 +99,19 @@ def index(
     stopped. Documents that are no longer in the source stay in the corpus. Of each document an encoder reads the first
     300 tokens, or fewer if that is the model's limit; how many documents are longer is said at the end, and kept for
     `info`. Documents without any text are passed over and counted.
+
+    Embeddings that are there already are added as `add` does, in one transaction: no model is needed, and one that is
+    named is kept for those who search with texts. The codes of an index of PyLate, fast-plaid or ColBERT, and of a file
+    of codes, stay as they are, unless --dtype asks for something else.
     """
+    from ..corpus import holds_embeddings
+
+    if holds_embeddings(source):
+        source_of_model = context.get_parameter_source("model")
+        told = source_of_model is not None and source_of_model.name != "DEFAULT"
+        kind, copy = dtype.value if dtype else None, exact.value if exact else None
+        embeddings.index_embeddings(source, corpus, model if told else None, kind, copy, replace, as_json)
+        return
     from .. import encode, indexing
     from ..progress import track
     from ..search import Corpus
@@ -156,8 +172,10 @@ def info(corpus: CorpusPath, as_json: Json = False) -> None:
     if as_json:
         print_json(facts)
     else:
+        facts["options"] = ", ".join(f"{name} {value}" for name, value in facts["options"].items()) or None
         for name, value in facts.items():
-            typer.echo(f"{name:<10} {'not known' if value is None else value}")
+            unknown = "not known" if name == "cut" else "none"
+            typer.echo(f"{name:<10} {unknown if value is None else value}")
 
 
 @app.command()

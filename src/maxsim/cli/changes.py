@@ -1,39 +1,15 @@
-"""Commands that change a corpus without an encoder: add, delete, compact."""
+"""Commands that change a corpus without an encoder: delete, compact."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .errors import orderly_stop, plain_errors, refusals, stop
+from .errors import orderly_stop, plain_errors, refusals
 from .options import CorpusPath, Json
 from .output import count, print_json
-
-
-@plain_errors
-def add(
-    corpus: CorpusPath,
-    files: Annotated[list[Path], typer.Argument(help="Embeddings: .npz, .npy, .safetensors, .parquet, .pt.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace documents whose id is there already.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Add embeddings that other programs wrote, each file in one transaction. Nothing is ever unpickled."""
-    from ..search import Corpus
-
-    target, added = Corpus.open(corpus), 0
-    with orderly_stop(), refusals():
-        for path in files:
-            try:
-                added += target.add_file(path, replace)
-            except ImportError as error:  # of pyarrow
-                stop(str(error))
-    if as_json:
-        print_json({"corpus": str(corpus), "added": added, "documents": len(target)})
-    else:
-        typer.echo(f"added {count(added, 'document')}; {corpus} holds {len(target)}")
 
 
 @plain_errors

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +86,8 @@ def orderly_stop() -> Iterator[None]:
 
 def stop(message: str, code: int = 1) -> NoReturn:
     typer.echo(f"maxsim: {message}", err=True)
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # of which torchrun, which speaks last, makes its report
+        Path(file).write_text(json.dumps({"message": f"maxsim: {message}", "timestamp": str(int(time.time()))}))
     raise typer.Exit(code) from None
 
 

@@ -75,6 +75,9 @@ def search(
                 found = together(opened, embeddings, k, filter=fields)
     if rank.shard[0]:  # the first rank speaks for all
         return
+    if fields and not any(found):
+        for field in opened.fields_without_documents(fields):
+            warn(f"no document has a field {field!r} in its metadata")
     warn_cut(encoder.cut_queries, "query", encoder.query_limit, "is not searched for")
     results = []
     for (id, text), hits in zip(asked, found, strict=True):

@@ -3,16 +3,18 @@
 from .checking import problems_of
 from .coding import Coding
 from .documents import Id, id_list
-from .errors import CorpusError
+from .errors import CorpusError, FileError
 from .gathering import gathered
 from .reading import Document, Info, Reader, Selection, Snapshot
 from .segments import Segment
+from .sources import holds_embeddings, kept_by
 from .store import Store
 
 __all__ = [
     "Coding",
     "CorpusError",
     "Document",
+    "FileError",
     "Id",
     "Info",
     "Reader",
@@ -21,6 +23,8 @@ __all__ = [
     "Snapshot",
     "Store",
     "gathered",
+    "holds_embeddings",
     "id_list",
+    "kept_by",
     "problems_of",
 ]

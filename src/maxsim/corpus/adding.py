@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..packed import Packed
+from ..quantized import Codes, Quantized
+from ..quantized.codes import SHARED
+from ..quantized.plaid import lengths_of
+from ..quantizing import of_unseen
 from . import rows as sql
 from . import segments
 from .coding import Coding
 from .documents import Id
 from .segments import write_codebook, write_segment
 
+DECODED_BYTES = 16 << 20  # codes that become floats, at a time
+Given = tuple[Id, str | None, str | None]  # a document's id, text, and metadata as JSON
 FINITE_CHECK = 1 << 22  # elements looked at in one go
 
 
@@ -93,12 +102,74 @@ class Adding:
             raise ValueError(f"document {id!r} has width {document.shape[1]}, the corpus has {dim}")
         if not self._buffer.room(document.shape[0]):
             self.flush()
-        sql.insert_document(self._db, self._position, id, text, metadata)
-        if cut:
-            sql.insert_cut(self._db, self._position)
+        sql.insert_document(self._db, self._position, id, text, metadata, cut)
         self._buffer.append(document)
         self._pending.append(id)
         self._position += 1
+
+    def replace(self, id: Id) -> None:
+        """Deletes the document of that id that was there before the change; one that comes twice stays an error."""
+        old = sql.find(self._db, id)
+        if old is not None and old[0] < self.start:
+            sql.tombstone(self._db, old[0])
+
+    def adopt(self, codes: Codes) -> bool:
+        """Whether documents by these parameters are kept as they are; the corpus takes their tables where it has none.
+
+        Raises:
+            ValueError: as `Coding.adopt`.
+        """
+        self.flush()
+        coding = self._coding.adopt(codes)
+        if coding is not None and not self._coding.trained:
+            sql.insert_codebook(self._db, write_codebook(self._folder, coding))
+        self._coding = self._coding if coding is None else coding
+        return coding is not None
+
+    def add_documents(self, rows: Sequence[Given], documents: Quantized, replace: bool) -> None:
+        """Codes whose parameters were given to `adopt`: as they are, in segments of their own, or decoded.
+
+        Raises:
+            ValueError: an id that is there. CorpusError: a segment cannot be written.
+        """
+        self.flush()
+        keep = self._coding.adopt(documents.parameters) is not None
+        lengths, row_bytes, low = lengths_of(documents), self._coding.dim * self._coding.dtype.itemsize, 0
+        room = segments.SEGMENT_BYTES if keep else DECODED_BYTES
+        while low < len(rows):
+            before = lengths[low:].cumsum(0) * row_bytes
+            high = low + max(1, int(torch.searchsorted(before, room, right=True)))
+            some = documents[low:high].compact()
+            if keep:
+                self._write_codes(rows[low:high], some, lengths[low:high], replace)
+            else:
+                self._add_decoded(rows[low:high], some, replace)
+            low = high
+
+    def _add_decoded(self, rows: Sequence[Given], documents: Quantized, replace: bool) -> None:
+        packed = documents.dequantize()
+        assert isinstance(packed, Packed)
+        bounds = packed.offsets.tolist()
+        for (id, text, metadata), start, end in zip(rows, bounds[:-1], bounds[1:], strict=True):
+            if replace:
+                self.replace(id)
+            self.add(id, packed.tokens[start:end], text, metadata, False)
+
+    def _write_codes(self, rows: Sequence[Given], documents: Quantized, lengths: Tensor, replace: bool) -> None:
+        first, parameters = self._position, documents.parameters
+        for id, text, metadata in rows:
+            if replace:
+                self.replace(id)
+            sql.insert_document(self._db, self._position, id, text, metadata)
+            self._position += 1
+        if parameters.radius is None or parameters.norm is None:
+            radius, norm = of_unseen(documents)
+            parameters = dataclasses.replace(parameters, radius=radius, norm=norm)
+        kept = {name: tensor for name, tensor in parameters.tensors().items() if name not in SHARED}
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        record = write_segment(self._folder, self._number, {"codes": documents.codes, **kept}, offsets, first)
+        sql.insert_segment(self._db, record)
+        self._number += 1
 
     def flush(self) -> None:
         """Writes what there is as one segment."""

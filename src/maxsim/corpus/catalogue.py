@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from . import sums
 from .errors import CorpusError
 
-FORMAT = 2
+FORMAT = 3
 APPLICATION = 0x6D617873  # "maxs": tells this catalogue from any other SQLite file
 FILE = "catalogue.sqlite"
 WAIT_SECONDS = 60.0  # how long a second writer waits for the first
@@ -40,7 +41,7 @@ CREATE TABLE cut (position INTEGER PRIMARY KEY);
 # What format 2 has more: how codes are made, a state that is another one after each change (a corpus that has taken
 # this one's place has none of its states), positions and numbers given so far (which outlive what `compact` drops), the
 # last position of a segment, since a compacted one has gaps, and the tables that codes are decoded by. A corpus of
-# format 1 is read as it is, and becomes one of format 2 with its next change.
+# an earlier format is read as it is, and becomes one of the newest with its next change.
 TO_FORMAT_2 = """
 ALTER TABLE corpus ADD COLUMN exact TEXT;
 ALTER TABLE corpus ADD COLUMN options TEXT NOT NULL DEFAULT '{}';
@@ -52,6 +53,14 @@ CREATE TABLE codebook (file TEXT NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT N
 UPDATE segments SET last = first + documents - 1;
 UPDATE corpus SET positions = (SELECT coalesce(max(last) + 1, 0) FROM segments),
     numbers = (SELECT coalesce(max(number), 0) FROM segments);
+"""
+
+# What format 3 has more: checksums (`sums`). Rows of documents before the position `summed` may have none.
+TO_FORMAT_3 = """
+ALTER TABLE corpus ADD COLUMN sum TEXT NOT NULL DEFAULT '';
+ALTER TABLE corpus ADD COLUMN summed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE documents ADD COLUMN sum INTEGER;
+UPDATE corpus SET summed = positions;
 """
 
 
@@ -81,8 +90,10 @@ class Catalogue:
                 raise FileExistsError(f"{self.path.parent} already holds a corpus")
             _execute(db, SCHEMA)
             _execute(db, TO_FORMAT_2)
+            _execute(db, TO_FORMAT_3)
             yield db
             db.execute(NEW_STATE)
+            sums.seal(db)
             db.execute(f"PRAGMA application_id = {APPLICATION}")
             db.execute(f"PRAGMA user_version = {FORMAT}")
             db.execute("COMMIT")
@@ -112,13 +123,26 @@ class Catalogue:
             db.execute("PRAGMA synchronous = EXTRA")
             db.execute("PRAGMA cache_spill = OFF")  # a large change must not lock readers out before its commit
             db.execute("BEGIN IMMEDIATE")
-            if self._check_format(db) < FORMAT:
+            version = self._check_format(db)
+            self.check(db)  # what is damaged must not get a new checksum
+            if version < 2:
                 _execute(db, TO_FORMAT_2)
+            if version < FORMAT:
+                _execute(db, TO_FORMAT_3)
                 db.execute(f"PRAGMA user_version = {FORMAT}")
             yield db
             db.execute("UPDATE corpus SET generation = generation + 1")
             db.execute(NEW_STATE)
+            sums.seal(db)
             db.execute("COMMIT")
+
+    def check(self, db: sqlite3.Connection) -> None:
+        """Raises CorpusError where settings, segments or definitions of tables have changed since they were written."""
+        if format_of(db) >= 3 and sums.broken(db):
+            raise CorpusError(
+                f"{self.path}: its settings or its list of segments have changed since they were written (checksum "
+                "differs); restore the file from a copy"
+            )
 
     @contextmanager
     def _connection(self, mode: str) -> Iterator[sqlite3.Connection]:
@@ -150,6 +174,12 @@ class Catalogue:
         raise FileNotFoundError(f"{folder} is not a corpus: {what}")
 
     def _check_format(self, db: sqlite3.Connection) -> int:
+        try:
+            return self._format(db)
+        except UnicodeDecodeError as error:  # of an error message that quotes what is damaged
+            raise CorpusError(f"{self.path}: damaged: {error}") from error
+
+    def _format(self, db: sqlite3.Connection) -> int:
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = format_of(db)
         if self.absent():  # SQLite has just undone an interrupted creation
@@ -164,6 +194,8 @@ class Catalogue:
             raise CorpusError(
                 f"{self.path}: format {version}, this version of maxsim reads up to {FORMAT}; upgrade maxsim"
             )
+        if version < 3 and "sum" in {row[1] for row in db.execute("PRAGMA table_info(corpus)")}:
+            raise CorpusError(f"{self.path}: says that it has format {version}, and has the tables of a newer one")
         return version
 
 

@@ -6,11 +6,13 @@ import sqlite3
 from pathlib import Path
 
 from . import rows as sql
-from .catalogue import Catalogue
+from .catalogue import Catalogue, format_of
 from .coding import Coding
 from .errors import CorpusError
 from .segments import open_codebook, open_segment, sha256
+from .sums import broken_rows
 
+MOST_TOLD = 5  # rows
 CHANGED = "its bytes have changed since it was written (checksum differs); restore the file from a copy"
 
 
@@ -23,10 +25,12 @@ def problems_of(folder: Path) -> list[str]:
     catalogue, place = Catalogue(folder), folder / "segments"
     try:
         with catalogue.reading() as db:
+            catalogue.check(db)
             problems = [f"{catalogue.path}: {row[0]}" for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"]
             made, records = sql.settings(db, catalogue.path), sql.segment_records(db)
             if not problems:
                 problems += [f"{catalogue.path}: {each}" for each in _miscounted(db, records)]
+                problems += [f"{catalogue.path}: {each}" for each in _changed(db)]
     except CorpusError as error:
         return [str(error)]
     coding, files = Coding(made.dim, made.dtype, made.exact, made.options), list[tuple[str, str]]()
@@ -41,12 +45,19 @@ def problems_of(folder: Path) -> list[str]:
         records = []
     for record in records:
         try:
-            open_segment(place, record, coding)
+            list(open_segment(place, record, coding).tensors.values())  # codes are looked at where they are given out
             files.append((record.file, record.sha256))
         except CorpusError as error:
             problems.append(str(error))
     problems += [f"{place / name}: {CHANGED}" for name, digest in files if sha256(place / name) != digest]
     return problems
+
+
+def _changed(db: sqlite3.Connection) -> list[str]:
+    """Documents whose rows are not what was written."""
+    rows = broken_rows(db) if format_of(db) >= 3 else []
+    more = [f"and {len(rows) - MOST_TOLD} more rows of documents"] if len(rows) > MOST_TOLD else []
+    return [sql.CHANGED_ROW.format(position) for position in rows[:MOST_TOLD]] + more
 
 
 def _miscounted(db: sqlite3.Connection, records: list[sql.SegmentRecord]) -> list[str]:

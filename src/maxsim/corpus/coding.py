@@ -20,6 +20,7 @@ FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 NAMES = (*FLOATS, *CODECS)
 OPTIONS = ("scale", "bits", "centroids", "renormalize", "parts", "seed")
 TRAINED = ("residual", "pq")
+BLOCK = 1 << 20  # tokens looked at in one go
 
 Shape = tuple[torch.dtype, tuple[int, ...]]  # of a tensor's entries
 
@@ -107,12 +108,61 @@ class Coding:
             return ()
         return ("scale", "radius", "norm") if self.name in scaled.LIMIT else ("radius", "norm")
 
+    def beyond(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """What is wrong with codes of a segment that name what the tables do not have; None for sound ones."""
+        tables = self.tables
+        if tables is not None and tables.centroids is not None:
+            named, count, what = tensors["centroid"], len(tables.centroids), "centroid"
+        elif tables is not None and tables.books is not None and tables.books.shape[1] < 256:
+            named, count, what = tensors["codes"], tables.books.shape[1], "codeword"
+        else:
+            return None
+        for low in range(0, len(named), BLOCK):
+            part = named[low : low + BLOCK].int()
+            wrong = (part < 0) | (part >= count)
+            if bool(wrong.any()):
+                at = wrong.nonzero()[0]
+                return (
+                    f"token {low + int(at[0])} names {what} {int(part[tuple(at)])}, they are numbered 0 to {count - 1}"
+                )
+        return None
+
     def train(self, tokens: Tensor, offsets: Tensor) -> Coding:
         """With tables made of these documents, where the codec has any and they are not there."""
         if self.trained:
             return self
         made = quantize(Packed(tokens, offsets), self.name, **self.options)
         return dataclasses.replace(self, tables=_shared(made.parameters))
+
+    def adopt(self, codes: Codes) -> Coding | None:
+        """Such that documents by these parameters can be kept as they are, with their tables where there were none;
+        None where another codec is kept, or floats are.
+
+        Raises:
+            ValueError: another width, other tables, or not what the options ask for.
+        """
+        if codes.width != self.dim:
+            raise ValueError(f"width {codes.width}, the corpus has {self.dim}")
+        if self.name != codes.codec or self.exact is not None:
+            return None
+        if codes.scaled:
+            found: dict[str, Any] = {"scale": "document" if codes.factor is None else "token"}
+            asked: Mapping[str, Any] = {"scale": "token" if self.options.get("scale") == "token" else "document"}
+        elif codes.books is not None:
+            found, asked = {"parts": len(codes.books)}, self.options
+        else:
+            assert codes.centroids is not None
+            found, asked = {"bits": codes.bits, "centroids": len(codes.centroids)}, self.options
+            found["renormalize"] = codes.renormalize
+        wrong = [name for name, value in found.items() if asked.get(name, value) != value]
+        if wrong and self.tables is None:
+            raise ValueError(f"{codes.codec} codes with {wrong[0]} {found[wrong[0]]}, the corpus has {asked[wrong[0]]}")
+        if self.tables is not None and not same_tables(self.tables, codes):
+            raise ValueError(
+                f"{codes.codec} codes by other tables than the corpus has: make another corpus for them, or one of "
+                "floats, which takes what they decode to"
+            )
+        return self if self.trained else dataclasses.replace(self, tables=_shared(codes))
 
     def encode(self, tokens: Tensor, offsets: Tensor) -> dict[str, Tensor]:
         """Documents in `dtype`, finite and packed, `[T, D]` and int64 `[N + 1]` → the tensors of a segment."""
@@ -129,24 +179,24 @@ class Coding:
     def documents(
         self,
         tensors: Mapping[str, Tensor],
-        starts: Tensor,
-        lengths: Tensor,
+        offsets: Tensor,
         longest: int,
         rows: Tensor | None = None,
-    ) -> Views | Quantized:
-        """Documents of a segment's tensors, wherever they lie, for scoring: codes where there are any. `rows`: some of
-        the documents, int64 on the same device."""
-        ends = starts + lengths
+    ) -> Packed | Views | Quantized:
+        """Documents of a segment's tensors, wherever they lie, for scoring: codes where there are any; offsets: int64
+        `[N + 1]` on the same device, from 0 to all tokens. `rows`: some of the documents, int64 there too."""
+        starts, ends = offsets[:-1], offsets[1:]
         if rows is not None:
             starts, ends = starts[rows], ends[rows]
+        if not self.quantised and rows is None:  # that they follow one another is what some kernels need
+            return Packed(tensors["tokens"], offsets, max_length=longest)
         if not self.quantised:
             return Views(tensors["tokens"], starts, ends - starts, max_length=longest)
         beside: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in ("codes", "exact")}
-        first = Codes(self.name, self.dim) if self.tables is None else self.tables
-        parameters = dataclasses.replace(first, source=self.dtype, **beside)
+        parameters = dataclasses.replace(self.parameters(), **beside)
         if rows is not None:
             parameters = parameters.select(rows)
-        return Quantized(tensors["codes"], parameters, longest, starts, ends)
+        return Quantized(tensors["codes"], parameters, longest, starts, ends, rows is None)
 
     def like(self) -> Quantized:
         """No documents, and the tables: what `quantize(like=)` takes and `Quantized.save` writes."""
@@ -157,6 +207,15 @@ class Coding:
         nothing.pop("exact", None)
         codes, place = nothing.pop("codes"), torch.empty(0, dtype=torch.int64)
         return Quantized(codes, dataclasses.replace(self._known(), **nothing), 0, place, place, consecutive=True)
+
+    def parameters(self) -> Codes:
+        """What decodes, without what documents and tokens have of their own."""
+        known = Codes(self.name, self.dim) if self.tables is None else self.tables
+        return dataclasses.replace(known, source=self.dtype)
+
+    def shared(self) -> dict[str, Tensor]:
+        """The tables by name, {} where the codec has none."""
+        return {} if self.tables is None else self.tables.tensors()
 
     def _known(self) -> Codes:
         assert self.tables is not None
@@ -179,11 +238,22 @@ def _tables(like: object, dim: int, name: str, given: Mapping[str, Any]) -> Code
         raise ValueError(f"with like its own options are taken, got {', '.join(given)}")
     if like.codec != name or like.width != dim:
         raise ValueError(f"like is {like.codec} of width {like.width}, the corpus {name} of width {dim}")
-    if like.parameters.normalized:
+    if like.parameters.normalized and not like.parameters.renormalize:  # whose documents are decoded as unit vectors
         raise ValueError("like was made of unit vectors (normalize=True), which a corpus does not make")
     if name == "residual" and like.parameters.cutoffs is None:
         raise ValueError("like does not say where its buckets end, so nothing can be quantised as it was")
     return _shared(like.parameters)
+
+
+def same_tables(one: Codes, other: Codes) -> bool:
+    """Whether codes mean the same by both."""
+    if one.renormalize != other.renormalize:
+        return False
+    for name in ("centroids", "weights", "books"):
+        first, second = getattr(one, name), getattr(other, name)
+        if (first is None) != (second is None) or (first is not None and not torch.equal(first, second)):
+            return False
+    return True
 
 
 def tables_of(codebook: Quantized) -> Codes:

@@ -140,6 +140,8 @@ def document_of(item: Any, number: object) -> Tensor:
         )
     if not tensor.is_floating_point():
         raise TypeError(f"embeddings[{number}] must hold floats, got {tensor.dtype}")
+    if tensor.is_meta:
+        raise ValueError(f"embeddings[{number}] must hold values, got a meta tensor")
     return tensor
 
 
@@ -156,6 +158,8 @@ def _count(value: object) -> int | None:
 
 
 def _ids(ids: object) -> Iterable[Any]:
+    if isinstance(ids, Tensor) and ids.is_meta:
+        raise ValueError("ids must hold values, got a meta tensor")
     return _iterable(ids.tolist() if hasattr(ids, "tolist") else ids, "ids")  # numpy and torch ids become Python's
 
 

@@ -28,6 +28,8 @@ class Lot(NamedTuple):
 def gathered(snapshot: Snapshot, positions: Tensor, exact: bool) -> Iterator[Lot]:
     """Documents of these positions, int64 and rising, some at a time. exact: float copies in place of codes, where
     there are any."""
+    if not len(positions):  # of a codec, perhaps, that is not trained
+        return
     coding = snapshot.coding
     names = list(coding.of_tokens())
     if "exact" in names:

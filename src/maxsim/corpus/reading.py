@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from bisect import bisect_right
@@ -67,7 +66,12 @@ class Snapshot(NamedTuple):
 
     def segment_of(self, position: int) -> Segment:
         """The segment that holds a document."""
-        return self.segments[bisect_right(self.segments, position, key=lambda segment: segment.record.first) - 1]
+        place = bisect_right(self.segments, position, key=lambda segment: segment.record.first) - 1
+        if place < 0 or position > self.segments[place].record.last:
+            raise CorpusError(
+                f"the catalogue names a document at position {position}, which no segment has; see `check`"
+            )
+        return self.segments[place]
 
     def places(self, positions: Tensor) -> Iterator[tuple[Segment, Tensor]]:
         """The segments that hold documents of these positions, int64 and rising, with their rows."""
@@ -101,6 +105,7 @@ class Reader:
         self._catalogue = Catalogue(self.path)
         self._lock = threading.Lock()
         with self._catalogue.reading() as db:
+            self._catalogue.check(db)
             self._settings = sql.settings(db, self._catalogue.path)
             made = self._settings
             coding = Coding(made.dim, made.dtype, made.exact, made.options)
@@ -148,20 +153,22 @@ class Reader:
             CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
         """
         with self._catalogue.reading() as db:
-            position, found, text, metadata = sql.existing(db, check_id(id), "position, id, text, metadata")
+            held = sql.held(db, self._catalogue.path, check_id(id))
+            if held is None:
+                raise KeyError(f"no document has the id {id!r}")
             snapshot = self._refresh(db)
-        segment = snapshot.segment_of(position)
-        local = segment.row(position)
+        segment = snapshot.segment_of(held.position)
+        local = segment.row(held.position)
         start, length = segment.starts[local : local + 1], segment.lengths[local : local + 1]
         kept = segment.tensors.get("tokens", segment.tensors.get("exact"))
         if kept is not None:
             embeddings = kept[int(start) : int(start + length)].clone()
         else:
-            codes = snapshot.coding.documents(segment.tensors, segment.starts, segment.lengths, segment.longest)
+            codes = snapshot.coding.documents(segment.tensors, segment.offsets, segment.longest)
             decoded = codes[local].dequantize(snapshot.coding.dtype)  # type: ignore[index]
             assert isinstance(decoded, Packed)
             embeddings = decoded.tokens
-        return Document(found, embeddings, text, None if metadata is None else json.loads(metadata))
+        return Document(held.id, embeddings, held.text, held.metadata)
 
     def texts(self, ids: Iterable[Id]) -> dict[Id, str | None]:
         """The texts of those of `ids` that are in the corpus, None for a document without one.
@@ -171,14 +178,24 @@ class Reader:
             FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
         """
         with self._catalogue.reading() as db:
-            found = ((id, sql.find(db, id, "text")) for id in id_list(ids))
-            return {id: row[0] for id, row in found if row is not None}
+            found = ((id, sql.held(db, self._catalogue.path, id)) for id in id_list(ids))
+            return {id: held.text for id, held in found if held is not None}
 
     def metadata(self, ids: Iterable[Id]) -> dict[Id, dict[str, Any] | None]:
         """The metadata of those of `ids` that are in the corpus, None for a document without any. Errors as `texts`."""
         with self._catalogue.reading() as db:
-            found = ((id, sql.find(db, id, "metadata")) for id in id_list(ids))
-            return {id: json.loads(row[0]) if row[0] else None for id, row in found if row is not None}
+            found = ((id, sql.held(db, self._catalogue.path, id)) for id in id_list(ids))
+            return {id: held.metadata for id, held in found if held is not None}
+
+    def fields_without_documents(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that no document has as a field of its metadata: a filter on them finds nothing but what it
+        asks to have none. Reads the metadata of all documents.
+
+        Raises:
+            FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
+        """
+        with self._catalogue.reading() as db:
+            return [name for name in names if not sql.has_field(db, name)]
 
     def ids(self) -> list[Id]:
         """All ids, in the order in which they were added.
@@ -196,6 +213,7 @@ class Reader:
             FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
         """
         with self._catalogue.reading() as db:
+            self._catalogue.check(db)
             made = sql.settings(db, self._catalogue.path)
             records, cut, format = sql.segment_records(db), sql.count_cut(db), catalogue.format_of(db)
         deleted = sum(r.deleted for r in records)
@@ -263,6 +281,7 @@ class Reader:
             made = sql.settings(db, self._catalogue.path)
             before, now = self._snapshot, self._settings
             if made.generation != before.generation or made.state != now.state:
+                self._catalogue.check(db)
                 known = {segment.record.number: segment for segment in before.segments}
                 records = sql.segment_records(db)
                 self._check_same(made, known, records)

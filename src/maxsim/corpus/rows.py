@@ -14,6 +14,9 @@ from .catalogue import format_of
 from .coding import NAMES
 from .errors import CorpusError
 from .filtering import Filter
+from .sums import OF_ROW, SEGMENTS, broken_rows, has_cut, row_sum
+
+CHANGED_ROW = "the row of the document at position {} has changed since it was written (checksum differs)"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,15 @@ class FileRecord(NamedTuple):
     sha256: str
 
 
+class Held(NamedTuple):
+    """What the catalogue holds of a document."""
+
+    position: int
+    id: str | int
+    text: str | None
+    metadata: dict[str, Any] | None
+
+
 class Settings(NamedTuple):
     """Of a corpus. `options` are those of the codec; `codebook` holds the tables it decodes by."""
 
@@ -65,7 +77,11 @@ def settings(db: sqlite3.Connection, path: Path) -> Settings:
     codebook = db.execute("SELECT file, bytes, sha256 FROM codebook").fetchone()
     made = Settings(*row[:5])
     codebook = None if codebook is None else FileRecord(*codebook)
-    return made._replace(options=json.loads(row[5]), codebook=codebook, state=row[6])
+    try:
+        options = json.loads(row[5])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorpusError(f"{path}: unreadable settings {row}") from error
+    return made._replace(options=options, codebook=codebook, state=row[6])
 
 
 def insert_settings(db: sqlite3.Connection, made: Settings) -> None:
@@ -91,9 +107,8 @@ def counters(db: sqlite3.Connection) -> tuple[int, int]:
 
 
 def insert_segment(db: sqlite3.Connection, record: SegmentRecord) -> None:
-    columns = "number, first, last, documents, tokens, bytes, sha256, deleted"
-    values = [getattr(record, name) for name in columns.split(", ")]
-    db.execute(f"INSERT INTO segments ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    values = [getattr(record, name) for name in SEGMENTS.split(", ")]
+    db.execute(f"INSERT INTO segments ({SEGMENTS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
     db.execute(
         "UPDATE corpus SET positions = max(positions, ?), numbers = max(numbers, ?)", (record.last + 1, record.number)
     )
@@ -103,36 +118,31 @@ def remove_segment(db: sqlite3.Connection, record: SegmentRecord) -> None:
     """With the rows of its deleted documents."""
     db.execute("DELETE FROM segments WHERE number = ?", (record.number,))
     places = (record.first, record.last)
-    if _counts_cut(db):
+    if has_cut(db):
         gone = "SELECT position FROM documents WHERE deleted = 1 AND position BETWEEN ? AND ?"
         db.execute(f"DELETE FROM cut WHERE position IN ({gone})", places)
     db.execute("DELETE FROM documents WHERE deleted = 1 AND position BETWEEN ? AND ?", places)
 
 
 def insert_document(
-    db: sqlite3.Connection, position: int, id: str | int, text: str | None, metadata: str | None
+    db: sqlite3.Connection, position: int, id: str | int, text: str | None, metadata: str | None, cut: bool = False
 ) -> None:
-    """Raises ValueError for an id that is there already."""
+    """cut: whether its text goes on behind what was encoded. Raises ValueError for an id that is there already."""
+    cut = cut and has_cut(db)
+    kept = row_sum(position, id, text, metadata, 0, int(cut))
     try:
-        db.execute("INSERT INTO documents VALUES (?, ?, ?, ?, 0)", (position, id, text, metadata))
+        db.execute("INSERT INTO documents VALUES (?, ?, ?, ?, 0, ?)", (position, id, text, metadata, kept))
+        if cut:
+            db.execute("INSERT INTO cut VALUES (?)", (position,))
     except sqlite3.IntegrityError:
         raise ValueError(
             f"id {id!r} is already in the corpus, or twice among the new ones; nothing was added"
         ) from None
 
 
-def _counts_cut(db: sqlite3.Connection) -> bool:
-    return bool(db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'cut'").fetchone()[0])
-
-
-def insert_cut(db: sqlite3.Connection, position: int) -> None:
-    if _counts_cut(db):
-        db.execute("INSERT INTO cut VALUES (?)", (position,))
-
-
 def count_cut(db: sqlite3.Connection) -> int | None:
     """Documents of which only the beginning was encoded; None where this is not kept."""
-    if not _counts_cut(db):
+    if not has_cut(db):
         return None
     query = "SELECT count(*) FROM cut JOIN documents USING (position) WHERE deleted = 0"
     return int(db.execute(query).fetchone()[0])
@@ -143,8 +153,36 @@ def find(db: sqlite3.Connection, id: str | int, columns: str = "position") -> An
     return db.execute(f"SELECT {columns} FROM documents WHERE id = ? AND deleted = 0", (id,)).fetchone()
 
 
+def held(db: sqlite3.Connection, path: Path, id: str | int) -> Held | None:
+    """A document that is not deleted, None if there is none.
+
+    Raises:
+        CorpusError: its row has changed since it was written.
+    """
+    row = find(db, id, "position, id, text, metadata")
+    if row is None:
+        return None
+    position = row[0]
+    if format_of(db) >= 3 and broken_rows(db, position):
+        raise CorpusError(f"{path}: {CHANGED_ROW.format(position)}")
+    try:
+        metadata = None if row[3] is None else json.loads(row[3])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorpusError(f"{path}: the metadata of the document at position {position} are no JSON") from error
+    return Held(position, row[1], row[2], metadata)
+
+
 def set_beside(db: sqlite3.Connection, position: int, text: str | None, metadata: str | None) -> None:
     db.execute("UPDATE documents SET text = ?, metadata = ? WHERE position = ?", (text, metadata, position))
+    _sum(db, position)
+
+
+def _sum(db: sqlite3.Connection, position: int) -> None:
+    """Of a row that was changed."""
+    row, cut = db.execute(f"SELECT {OF_ROW} FROM documents WHERE position = ?", (position,)).fetchone(), 0
+    if has_cut(db):
+        (cut,) = db.execute("SELECT count(*) FROM cut WHERE position = ?", (position,)).fetchone()
+    db.execute("UPDATE documents SET sum = ? WHERE position = ?", (row_sum(*row, cut), position))
 
 
 def matching(db: sqlite3.Connection, filter: Filter) -> list[int]:
@@ -168,6 +206,14 @@ def matching(db: sqlite3.Connection, filter: Filter) -> list[int]:
     return [row[0] for row in db.execute(query, parameters)]
 
 
+def has_field(db: sqlite3.Connection, name: str) -> bool:
+    """Whether a document that is not deleted has a field in its metadata."""
+    query = (
+        "SELECT EXISTS (SELECT 1 FROM documents, json_each(documents.metadata) AS f WHERE deleted = 0 AND f.key = ?)"
+    )
+    return bool(db.execute(query, (name,)).fetchone()[0])
+
+
 def existing(db: sqlite3.Connection, id: str | int, columns: str) -> Any:
     """As `find`; KeyError where no document has that id."""
     row = find(db, id, columns)
@@ -188,4 +234,5 @@ def deleted_positions(db: sqlite3.Connection, record: SegmentRecord) -> list[int
 
 def tombstone(db: sqlite3.Connection, position: int) -> None:
     db.execute("UPDATE documents SET deleted = 1, text = NULL, metadata = NULL WHERE position = ?", (position,))
+    _sum(db, position)
     db.execute("UPDATE segments SET deleted = deleted + 1 WHERE ? BETWEEN first AND last", (position,))

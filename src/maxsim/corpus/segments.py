@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -31,30 +32,75 @@ SEGMENT_BYTES = 240 << 20
 CODEBOOK = "codebook.safetensors"
 
 
+class Tensors(Mapping[str, Tensor]):
+    """Of a segment, by name. Codes are looked at before they are given out for the first time: kernels would read
+    beyond a table's end."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], coding: Coding) -> None:
+        self._path, self._tensors, self._coding, self._sound = path, tensors, coding, not coding.quantised
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._tensors[name]
+        if not self._sound and name in ("codes", "centroid"):
+            wrong = self._coding.beyond(self._tensors)
+            if wrong is not None:
+                raise CorpusError(f"{self._path}: {wrong}; restore the file from a copy")
+            self._sound = True
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 @dataclass(frozen=True)
 class Segment:
-    """An open segment, mapped. `tensors` by name, `starts` and `lengths` int64 [N]; `longest` is the largest length;
+    """An open segment, mapped. `tensors` by name, `offsets` int64 [N + 1]; `longest` is the largest length;
     `positions` int64 [N], None = they follow one another; `kept` are the rows (documents) that are not deleted, None =
     all."""
 
     record: SegmentRecord
     tensors: Mapping[str, Tensor]
-    starts: Tensor
-    lengths: Tensor
+    offsets: Tensor
     longest: int
     positions: Tensor | None = None
     kept: Tensor | None = None
 
+    @property
+    def starts(self) -> Tensor:
+        """Where documents begin, int64 [N]."""
+        return self.offsets[:-1]
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each document, int64 [N]."""
+        return self.offsets.diff()
+
     def row(self, position: int) -> int:
         """The row of a document that this segment holds."""
-        if self.positions is None:
-            return position - self.record.first
-        return int(torch.searchsorted(self.positions, position))
+        return int(self.rows([position])[0])
 
     def rows(self, positions: Sequence[int] | Tensor) -> Tensor:
-        """The same of several, int64."""
+        """The same of several, int64.
+
+        Raises:
+            CorpusError: a position that it does not hold.
+        """
         places = torch.as_tensor(positions, dtype=torch.int64)
-        return places - self.record.first if self.positions is None else torch.searchsorted(self.positions, places)
+        if self.positions is None:
+            found = places - self.record.first
+            wrong = (found < 0) | (found >= self.record.documents)
+        else:
+            found = torch.searchsorted(self.positions, places).clamp_(max=self.record.documents - 1)
+            wrong = self.positions[found] != places
+        if bool(wrong.any()):
+            raise CorpusError(
+                f"{self.record.file}: holds no document at position {int(places[wrong][0])}, which the catalogue names"
+                "; see `check`"
+            )
+        return found
 
     def positions_of(self, rows: Tensor | None) -> Tensor:
         """Positions of rows, None = of all, int64."""
@@ -132,8 +178,7 @@ def open_segment(folder: Path, record: SegmentRecord, coding: Coding) -> Segment
     _check_offsets(path, offsets, T)
     if positions is not None:
         _check_positions(path, positions, record)
-    lengths = offsets.diff()
-    return Segment(record, tensors, offsets[:-1], lengths, int(lengths.max()), positions)
+    return Segment(record, Tensors(path, tensors, coding), offsets, int(offsets.diff().max()), positions)
 
 
 def write_codebook(folder: Path, coding: Coding) -> FileRecord:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from ..quantized import Quantized
+from ..quantized.files import is_codes
 from . import catalogue, files
 from . import rows as sql
 from .adding import Adding
@@ -18,6 +19,8 @@ from .catalogue import Catalogue
 from .coding import Coding
 from .compacting import compact
 from .documents import Id, check_id, check_text, document_of, encode_metadata, id_list, together
+from .exporting import export
+from .indexes import CodesFile, Index, folder_of
 from .reading import Reader
 from .segments import CODEBOOK, write_codebook
 
@@ -146,7 +149,7 @@ class Store(Reader):
         return self._add(together(ids, embeddings, texts, metadata, cut), replace)
 
     def add_file(self, path: str | os.PathLike[str], replace: bool = False) -> int:
-        """Add the documents of a file that another program wrote, all or none, with bounded memory.
+        """Add the documents of a file, or of a folder, that another program wrote, all or none, with bounded memory.
 
         Args:
             path: `.npz`, `.safetensors` or `.pt`: `tokens` [T, D] with `offsets` [N + 1] or `lengths` [N], or padded
@@ -154,43 +157,73 @@ class Store(Reader):
                 id.
                 `.npy`: [N, L, D]. `.parquet`: a column `embeddings` of lists of lists of floats, perhaps `id` and
                 `text`; other columns become metadata. Without ids documents are named "file:number", from 1.
+                Codes that `maxsim.Quantized.save` or `export` wrote (`.safetensors`): as they are in a corpus of that
+                codec without a float copy, elsewhere what they decode to.
+                An index of PyLate, fast-plaid or ColBERT (a folder): its codes as they are in a corpus of `residual`
+                codes that has the index's tables, or none yet; in any other what they decode to. Documents are named by
+                their numbers in the index, from 0, those of PyLate by its map of ids, of which an export as JSON is
+                read. Any other folder: the files below it, where a `.npy` of [L, D] is one document, named by its path
+                in the folder without the ending.
+                A file of JSON lines beside a file, of the same name but for the ending, has ids, texts and metadata of
+                its documents: `id`, `text` and other fields, as `export` writes them.
             replace: as for `add`.
 
         Returns:
             the number of documents added.
 
         Raises:
-            ValueError: another kind of file, other contents, objects that are pickled (nothing is ever unpickled); and
-                as for `add`.
+            ValueError: another kind of file, other contents, objects that are pickled (nothing is ever unpickled), an
+                index of other tables than a corpus of `residual` codes has; and as for `add`.
             ImportError: Parquet without pyarrow.
             OSError: the file cannot be read.
             TypeError, CorpusError: as for `add`.
         """
         path = Path(path)
+        if folder_of(path) is not None:
+            source: Index | CodesFile = Index(path)
+        elif path.suffix.lower() == ".safetensors" and is_codes(path):
+            source = CodesFile(path)
+        else:
+            return self._add(self._given(path), replace)
+        with self._changing() as (_, adding):
+            source.add_to(adding, replace)
+        return adding.count
 
-        def given() -> Iterator[tuple[Any, Any, Any, Any, Any]]:
-            for row in files.read(path):
-                document = document_of(row.embeddings, row.id)
-                # of no tokens the width may be unknown
-                yield (
-                    row.id,
-                    document if len(document) else document.new_empty(0, self.dim),
-                    row.text,
-                    row.metadata,
-                    None,
-                )
-
-        return self._add(given(), replace)
+    def _given(self, path: Path) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+        for row in files.read(path):
+            document = document_of(row.embeddings, row.id)
+            # of no tokens the width may be unknown
+            known = document if len(document) else document.new_empty(0, self.dim)
+            yield row.id, known, row.text, row.metadata, None
 
     def _add(self, given: Iterable[tuple[Any, Any, Any, Any, Any]], replace: bool) -> int:
-        with self._changing() as (db, adding):
+        with self._changing() as (_, adding):
             for id, document, text, data, is_cut in given:
                 id = check_id(id)
-                old = sql.find(db, id) if replace else None
-                if old is not None and old[0] < adding.start:  # an id that comes twice stays an error
-                    sql.tombstone(db, old[0])
+                if replace:
+                    adding.replace(id)
                 adding.add(id, document, check_text(id, text), encode_metadata(id, data), bool(is_cut))
         return adding.count
+
+    def export(self, path: str | os.PathLike[str]) -> int:
+        """Write all documents to files that other programs read, and `add_file` too, with bounded memory.
+
+        Args:
+            path: `.safetensors`, `.npz` or `.parquet`: `tokens` [T, D] and `offsets` [N + 1], in Parquet a column
+                `embeddings`, in the order of adding; floats as they are kept (bfloat16 as float32 but in safetensors).
+                Of a corpus that keeps codes alone safetensors has the codes, the others what they decode to, float32.
+                Beside it, with the ending `.jsonl`, a line a document: `id`, `text` and metadata. `.jsonl`: only these.
+
+        Returns:
+            the number of documents.
+
+        Raises:
+            FileExistsError: one of the files is there.
+            ValueError: another ending; metadata with a field `id` or `text`.
+            ImportError: Parquet without pyarrow. OSError: a file cannot be written; none is left.
+            CorpusError: the files of the corpus are not what the catalogue says.
+        """
+        return export(Path(path), self._catalogue.reading(), self._refresh)
 
     def update(
         self,

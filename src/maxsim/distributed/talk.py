@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from enum import IntEnum
 from itertools import count
 from typing import Any
@@ -19,6 +20,8 @@ from torch import Tensor
 _FACTS = 17  # numbers that a rank tells at once, its flag, step and call included
 _CALLS = count(1)
 _MESSAGE = 1024  # bytes of an error's text
+LOOK = timedelta(seconds=1)  # how often a rank that waits looks whether others go on
+BROKEN = "maxsim.distributed/broken"  # where a rank says that its connection to another is
 
 
 class Step(IntEnum):
@@ -83,9 +86,10 @@ class Talk:
             failed = [rank for rank, (flag, *_) in enumerate(table) if flag]
             texts = self.rows(_written(error)) if failed else None
         except Exception as broken:
-            if error is None:
-                raise
-            raise error from broken
+            if error is not None:
+                raise error from broken
+            why = " ".join(str(broken).split())
+            raise RankError(f"maxsim.distributed: another rank has ended, or cannot be reached: {why}") from broken
         if error is not None:
             raise error
         if texts is not None:
@@ -106,11 +110,34 @@ class Talk:
         return [row[3 : 3 + len(facts)] for row in table]
 
     def rows(self, own: Tensor) -> Tensor:
-        """A flat tensor of each rank, all of one size, as rows on the CPU."""
+        """A flat tensor of each rank, all of one size, as rows on the CPU.
+
+        Raises:
+            RuntimeError: a rank has ended: this one's connection to it is broken, or another rank has said so.
+        """
         own = own.to(self._device)
         table = own.new_empty(self.size * own.numel())
-        _all_gather(table, own, self.group)
+        if self._device.type == "cpu":
+            self._wait(_all_gather(table, own, self.group, async_op=True))
+        else:
+            _all_gather(table, own, self.group)
         return table.view(self.size, -1).cpu()
+
+    def _wait(self, work: Any) -> None:
+        """For an exchange; a rank that waits for one that waits for one that has ended would do so until the group's
+        timeout, and looks now and then whether anyone has met a broken connection."""
+        store, broken = dist.distributed_c10d._get_default_store(), f"{BROKEN}/{self.group.group_name}"
+        while True:
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    store.set(broken, str(self.rank))
+                    raise
+                if store.check([broken]):
+                    said = store.get(broken).decode()
+                    raise RuntimeError(f"rank {said} has lost its connection to another") from None
 
     @contextmanager
     def together(self, step: Step) -> Iterator[None]:
@@ -178,9 +205,9 @@ class Shift:
         return self._arrival
 
 
-def _all_gather(whole: Tensor, own: Tensor, group: Any) -> None:
+def _all_gather(whole: Tensor, own: Tensor, group: Any, async_op: bool = False) -> Any:
     collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the new name, and the old
-    collective(whole, own, group=group)
+    return collective(whole, own, group=group, async_op=async_op)
 
 
 def _written(error: Exception | None) -> Tensor:

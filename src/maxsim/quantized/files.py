@@ -11,6 +11,7 @@ import json
 import os
 import uuid
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,21 +42,12 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
     if documents.mask is not None:
         tensors["mask"] = documents.mask
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    about = {
-        "codec": codes.codec,
-        "width": codes.width,
-        "normalized": codes.normalized,
-        "renormalize": codes.renormalize,
-        "source": next((name for name, dtype in SOURCES.items() if dtype == codes.source), None),
-        "saturated": documents.saturated,
-        "checksums": {name: checksum(name, tensor) for name, tensor in tensors.items()},
-    }
+    sums = {name: checksum(name, tensor) for name, tensor in tensors.items()}
     path = Path(path).resolve()  # a link stays, what it names is replaced
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file")
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    words = json.dumps(about)
-    metadata = {"kind": KIND, "format": str(FORMAT), "about": words, "checksum": str(zlib.crc32(words.encode()))}
+    metadata = metadata_of(codes, documents.saturated, sums)
     try:
         with open(temporary, "x") as file:
             mode = os.fstat(file.fileno()).st_mode  # as the process' umask says, which safetensors does not ask
@@ -70,10 +62,43 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def metadata_of(codes: Codes, saturated: int, checksums: dict[str, int]) -> dict[str, str]:
+    """What a file says of itself."""
+    about = {
+        "codec": codes.codec,
+        "width": codes.width,
+        "normalized": codes.normalized,
+        "renormalize": codes.renormalize,
+        "source": next((name for name, dtype in SOURCES.items() if dtype == codes.source), None),
+        "saturated": saturated,
+        "checksums": checksums,
+    }
+    words = json.dumps(about)
+    return {"kind": KIND, "format": str(FORMAT), "about": words, "checksum": str(zlib.crc32(words.encode()))}
+
+
 def checksum(name: str, tensor: Tensor) -> int:
     """Of a tensor on the CPU: its name, dtype, shape and bytes."""
-    begin = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, begin)
+    return checksum_of_rows(tensor, first_checksum(name, tensor.dtype, tensor.shape))
+
+
+def first_checksum(name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
+    """Before any bytes."""
+    return zlib.crc32(f"{name} {dtype} {list(shape)}".encode())
+
+
+def checksum_of_rows(rows: Tensor, before: int) -> int:
+    """After more bytes of a tensor."""
+    return zlib.crc32(rows.reshape(-1).view(torch.uint8).numpy().data, before)
+
+
+def is_codes(path: Path) -> bool:
+    """Whether a file says that it holds quantised documents."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("kind") == KIND
+    except SafetensorError:
+        return False
 
 
 def load(path: str | os.PathLike[str]) -> Quantized:

@@ -1,8 +1,9 @@
 """Documents out of indexes of ColBERT (`*.pt`) and fast-plaid (`*.npy`): their codes as they are.
 
 Both keep `metadata.json`, the codec's centroids and bucket weights, and per chunk the lengths of documents, the
-centroid of each token and its packed bytes. Nothing that is pickled is run: PyTorch's files are read with
-`weights_only`, numpy's without objects. Whatever a file holds is looked at where it is read, so that errors name it.
+centroid of each token and its packed bytes (from fast-plaid 1.7 on those of all chunks in one file). Nothing that is
+pickled is run: PyTorch's files are read with `weights_only`, numpy's without objects. Whatever a file holds is looked
+at where it is read, so that errors name it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..packed import Packed
 from . import residual
 from .check import check
 from .codes import Codes
@@ -36,63 +36,131 @@ Load = Callable[[Path], Any]
 
 def read(path: str | os.PathLike[str]) -> Quantized:
     """As `Quantized.from_index`, on the CPU."""
-    folder = Path(path)
-    try:
-        return _read(folder)
-    except ValueError as error:
-        raise ValueError(f"{folder}: not a whole index of ColBERT or fast-plaid: {error}") from error
+    index = Index(path)
+    parts = list(index.chunks())
+    codes, lengths = torch.cat([part.codes for part in parts]), torch.cat([lengths_of(part) for part in parts])
+    beside: dict[str, Any] = {
+        name: torch.cat([getattr(part.parameters, name) for part in parts]) for name in ("centroid", "inverse")
+    }
+    ends = lengths.cumsum(0)
+    longest = max(part.max_length for part in parts)
+    parameters = dataclasses.replace(parts[0].parameters, **beside)
+    return Quantized(codes, parameters, longest, ends - lengths, ends, True)
 
 
-def _read(folder: Path) -> Quantized:
-    metadata = _json(folder / "metadata.json")
-    count = metadata.get("num_chunks") if isinstance(metadata, dict) else None
-    if type(count) is not int or count < 1:
-        raise ValueError(f"metadata.json: num_chunks must be a whole number of at least 1, got {count!r}")
-    numpy = (folder / "centroids.npy").exists()
-    load, kind = (_numpy, "npy") if numpy else (_torch, "pt")
-    centroids = _floats(load(folder / f"centroids.{kind}"), f"centroids.{kind}", 2)
-    if not centroids.shape[1]:
-        raise ValueError(f"centroids.{kind} has shape {list(centroids.shape)}")
-    if numpy:
-        cutoffs, weights = (load(folder / f"bucket_{name}.npy") for name in ("cutoffs", "weights"))
-    else:
-        buckets = load(folder / "buckets.pt")
-        if not isinstance(buckets, (tuple, list)) or len(buckets) != 2:
-            raise ValueError(f"buckets.pt: expected two tensors, cutoffs and weights, got {type(buckets).__name__}")
-        cutoffs, weights = buckets
-    cutoffs, weights = (_floats(each, f"buckets ({kind})", 1) for each in (cutoffs, weights))
-    lengths, codes, own = [], [], []
-    for n in range(count):
-        names = f"{n}.residuals.{kind}", f"{n}.codes.{kind}", f"doclens.{n}.json"
-        codes.append(_tensor(load(folder / names[0]), names[0], (torch.uint8,), 2))
-        own.append(_tensor(load(folder / names[1]), names[1], WHOLE, 1))
-        some = _lengths(_json(folder / names[2]), names[2])
-        if not sum(some) == len(codes[-1]) == len(own[-1]):
+def lengths_of(documents: Quantized) -> Tensor:
+    """Tokens of each, int64 `[N]`, of ragged documents."""
+    assert documents.starts is not None
+    assert documents.ends is not None
+    return documents.ends - documents.starts
+
+
+class Index:
+    """An open index, of which a chunk is read at a time. `tables`: what all chunks are decoded by; `count`: of chunks.
+
+    Raises:
+        ValueError: not such an index, or a damaged one; names the file. OSError: a file is missing or cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.folder = Path(path)
+        with self._named():
+            self._open()
+
+    def chunks(self) -> Iterator[Quantized]:
+        """The documents of each chunk, in the order of the index."""
+        before = 0
+        for n in range(self.count):
+            with self._named():
+                lengths = _lengths(_json(self.folder / f"doclens.{n}.json"), f"doclens.{n}.json")
+                made = self._chunk(n, lengths, before)
+            before += sum(lengths)
+            yield made
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: not a whole index of ColBERT or fast-plaid: {error}") from error
+
+    def _open(self) -> None:
+        folder = self.folder
+        metadata = _json(folder / "metadata.json")
+        count = metadata.get("num_chunks") if isinstance(metadata, dict) else None
+        if type(count) is not int or count < 1:
+            raise ValueError(f"metadata.json: num_chunks must be a whole number of at least 1, got {count!r}")
+        numpy = (folder / "centroids.npy").exists()
+        load, kind = (_numpy, "npy") if numpy else (_torch, "pt")
+        centroids = _floats(load(folder / f"centroids.{kind}"), f"centroids.{kind}", 2)
+        if not centroids.shape[1]:
+            raise ValueError(f"centroids.{kind} has shape {list(centroids.shape)}")
+        if numpy:
+            cutoffs, weights = (load(folder / f"bucket_{name}.npy") for name in ("cutoffs", "weights"))
+        else:
+            buckets = load(folder / "buckets.pt")
+            if not isinstance(buckets, (tuple, list)) or len(buckets) != 2:
+                raise ValueError(f"buckets.pt: expected two tensors, cutoffs and weights, got {type(buckets).__name__}")
+            cutoffs, weights = buckets
+        cutoffs, weights = (_floats(each, f"buckets ({kind})", 1) for each in (cutoffs, weights))
+        self.count, self._load, self._kind, self._row = count, load, kind, -1
+        self.tables = Codes(
+            "residual",
+            centroids.shape[1],
+            centroids=centroids,
+            cutoffs=cutoffs.float(),
+            weights=weights,
+            normalized=True,
+            renormalize=True,
+        )
+
+    def _chunk(self, n: int, lengths: list[int], before: int) -> Quantized:
+        """Chunk n, of documents of these lengths, with so many tokens in the chunks before it."""
+        first, second = self._part(n, "residuals", lengths, before), self._part(n, "codes", lengths, before)
+        codes, own = _tensor(*first, (torch.uint8,), 2), _tensor(*second, WHOLE, 1)
+        names = first[1], second[1]
+        if not sum(lengths) == len(codes) == len(own):
             raise ValueError(
-                f"{names[2]} holds {sum(some)} tokens, {names[0]} {len(codes[-1])} and {names[1]} {len(own[-1])}"
+                f"doclens.{n}.json holds {sum(lengths)} tokens, {names[0]} {len(codes)} and {names[1]} {len(own)}"
             )
-        if codes[-1].shape[1] != codes[0].shape[1]:
-            raise ValueError(f"{names[0]} holds {codes[-1].shape[1]} bytes a token, 0.residuals {codes[0].shape[1]}")
-        wrong = own[-1][(own[-1] < 0) | (own[-1] >= len(centroids))]
+        if self._row >= 0 and codes.shape[1] != self._row:
+            raise ValueError(f"{names[0]} holds {codes.shape[1]} bytes a token, 0.residuals {self._row}")
+        self._row = codes.shape[1]
+        count = len(_centroids(self.tables))
+        wrong = own[(own < 0) | (own >= count)]
         if len(wrong):
-            raise ValueError(f"{names[1]} names centroid {int(wrong[0])}, they are numbered 0 to {len(centroids) - 1}")
-        lengths += some
-    parameters = Codes(
-        "residual",
-        centroids.shape[1],
-        centroid=torch.cat(own).int(),
-        centroids=centroids,
-        cutoffs=cutoffs.float(),
-        weights=weights,
-        normalized=True,
-    )
-    places = Packed(torch.cat(codes), torch.tensor([0, *accumulate(lengths)], dtype=torch.int64))
-    plain = Quantized(places.tokens, parameters, places.max_length, places.starts, places.ends, True)
-    check(plain)  # before anything is decoded
-    parameters = dataclasses.replace(parameters, inverse=_inverses(plain.codes, parameters), renormalize=True)
-    documents = Quantized(places.tokens, parameters, places.max_length, places.starts, places.ends, True)
-    check(documents)
-    return documents
+            raise ValueError(f"{names[1]} names centroid {int(wrong[0])}, they are numbered 0 to {count - 1}")
+        plain = dataclasses.replace(self.tables, centroid=own.int(), renormalize=False)
+        ends = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+        starts = torch.cat([ends.new_zeros(1), ends])[:-1]
+        made = Quantized(codes.contiguous(), plain, max(lengths, default=0), starts, ends, True)
+        check(made)  # before anything is decoded
+        parameters = dataclasses.replace(plain, inverse=_inverses(made.codes, plain), renormalize=True)
+        documents = Quantized(made.codes, parameters, made.max_length, starts, ends, True)
+        check(documents)
+        return documents
+
+    def _part(self, n: int, what: str, lengths: list[int], before: int) -> tuple[Any, str]:
+        """An array of chunk n and the name of its file: its own, or the merged one of fast-plaid from 1.7 on, where
+        chunks that have none follow one another."""
+        own, merged = f"{n}.{what}.{self._kind}", f"merged_{what}.npy"
+        if (self.folder / own).exists() or not (self._kind == "npy" and (self.folder / merged).exists()):
+            return self._load(self.folder / own), own
+        kept = _json(self.folder / f"merged_{what}.manifest.json")
+        entries = [kept.get(f"{each}.{what}.npy") if isinstance(kept, dict) else None for each in range(n + 1)]
+        rows: list[Any] = [each.get("rows") if isinstance(each, dict) and each.get("merged") else 0 for each in entries]
+        if any(type(each) is not int for each in rows) or rows[-1] != sum(lengths) or sum(rows[:-1]) != before:
+            raise ValueError(
+                f"merged_{what}.manifest.json does not say where the {sum(lengths)} tokens of chunk {n} lie; a change "
+                "of the index has not ended: open it with fast-plaid once"
+            )
+        whole = self._load(self.folder / merged)
+        return whole[before : before + sum(lengths)], merged
+
+
+def _centroids(tables: Codes) -> Tensor:
+    assert tables.centroids is not None
+    return tables.centroids
 
 
 def _inverses(codes: Tensor, parameters: Codes) -> Tensor:

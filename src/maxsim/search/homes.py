@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -48,7 +49,7 @@ class Home:
         """All documents of a selection, in the order of adding: codes, where the corpus has them."""
         coding = selection.snapshot.coding
         for segment, rows in self.parts(selection):
-            documents = coding.documents(segment.tensors, segment.starts, segment.lengths, segment.longest, rows)
+            documents = coding.documents(segment.tensors, segment.offsets, segment.longest, rows)
             yield Block(documents, segment.positions_of(rows))
 
     def pick(self, selection: Selection, positions: Tensor, exact: bool) -> Iterator[Block]:
@@ -61,9 +62,11 @@ class Home:
             starts, lengths = segment.starts, segment.lengths
             if exact and "exact" in segment.tensors:
                 copy = segment.tensors["exact"]
-                documents: Views | Quantized = Views(copy, starts[rows], lengths[rows], max_length=segment.longest)
+                documents: Views | Packed | Quantized = Views(
+                    copy, starts[rows], lengths[rows], max_length=segment.longest
+                )
             else:
-                documents = coding.documents(segment.tensors, starts, lengths, segment.longest, rows)
+                documents = coding.documents(segment.tensors, segment.offsets, segment.longest, rows)
             yield Block(documents, segment.positions_of(rows))
 
     def copied(self, selection: Selection, positions: Tensor, exact: bool) -> Iterator[Block]:
@@ -75,8 +78,7 @@ class Home:
             if exact and "exact" in tensors:
                 yield Block(Packed(tensors["exact"], lot.offsets), places)
             else:
-                offsets = lot.offsets.to(self.device)
-                yield Block(coding.documents(tensors, offsets[:-1], offsets.diff(), lot.longest), places)
+                yield Block(coding.documents(tensors, lot.offsets.to(self.device), lot.longest), places)
 
     def coding(self, selection: Selection) -> Coding:
         """With its tables on the device."""
@@ -90,12 +92,14 @@ class Home:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Neighbouring segments in one buffer of the device. `firsts`: the row (document) each begins at, by number."""
+    """Neighbouring segments in one buffer of the device. `firsts`: the row (document) each begins at, by number, and
+    `tokens`: its first token; `count`: all documents."""
 
     firsts: dict[int, int]
+    tokens: list[int]
+    count: int
     tensors: dict[str, Tensor]
-    starts: Tensor
-    lengths: Tensor
+    offsets: Tensor
     positions: Tensor
     longest: int
 
@@ -115,10 +119,37 @@ class Group:
         for name in coding.of_documents():
             tensors[name] = torch.cat([segment.tensors[name] for segment in segments]).to(device)
         lengths = torch.cat([segment.lengths for segment in segments])
-        starts = lengths.cumsum(0) - lengths
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         positions = torch.cat([segment.positions_of(None) for segment in segments])
         longest = max(segment.longest for segment in segments)
-        return cls(firsts, tensors, starts.to(device), lengths.to(device), positions.to(device), longest)
+        begins = [0, *accumulate(tokens)]
+        return cls(firsts, begins, before, tensors, offsets.to(device), positions.to(device), longest)
+
+    def part(self, coding: Coding, low: int, high: int) -> Group:
+        """Segments low to high alone, in the same memory."""
+        if high - low == len(self.firsts):
+            return self
+        bounds = [*self.firsts.values(), self.count]
+        first, last, tokens = bounds[low], bounds[high], slice(self.tokens[low], self.tokens[high])
+        return Group(
+            {number: row - first for number, row in list(self.firsts.items())[low:high]},
+            [begin - self.tokens[low] for begin in self.tokens[low : high + 1]],
+            last - first,
+            {
+                name: tensor[first:last] if name in coding.of_documents() else tensor[tokens]
+                for name, tensor in self.tensors.items()
+            },
+            self.offsets[first : last + 1] - self.tokens[low],
+            self.positions[first:last],
+            self.longest,
+        )
+
+
+class Run(NamedTuple):
+    """Documents of a group, `rows` None = all."""
+
+    group: Group
+    rows: Tensor | None
 
 
 class Resident(Home):
@@ -130,7 +161,7 @@ class Resident(Home):
         super().__init__(device, shard)
         self._lock = threading.Lock()
         self._groups: list[Group] = []
-        self._rows: dict[int, tuple[list[Tensor | None], Tensor | None]] = {}  # of groups, by their first segment
+        self._runs: dict[int, tuple[list[Tensor | None], list[Run]]] = {}  # of groups, by their first segment
 
     def load(self, selection: Selection) -> list[Group]:
         """The groups of a snapshot, in the order of adding; those that did not change stay."""
@@ -170,7 +201,9 @@ class Resident(Home):
         for group in groups:
             mine = [parts.get(number) for number in group.firsts]
             if any(mine):
-                yield self._block(self.coding(selection), group, self._chosen(group, mine))
+                coding = self.coding(selection)
+                for run in self._runs_of(coding, group, mine):
+                    yield self._block(coding, run.group, run.rows)
 
     def pick(self, selection: Selection, positions: Tensor, exact: bool) -> Iterator[Block]:
         places = list(selection.snapshot.places(positions))
@@ -188,26 +221,35 @@ class Resident(Home):
             yield self._block(self.coding(selection), groups[n], torch.cat(each).to(self.device))
 
     def _block(self, coding: Coding, group: Group, rows: Tensor | None) -> Block:
-        documents = coding.documents(group.tensors, group.starts, group.lengths, group.longest, rows)
+        documents = coding.documents(group.tensors, group.offsets, group.longest, rows)
         return Block(documents, group.positions if rows is None else group.positions[rows])
 
-    def _chosen(self, group: Group, mine: list[tuple[Segment, Tensor | None] | None]) -> Tensor | None:
-        """Rows of a group on the device, None = all. Those of the last search are kept: the same ones, mostly."""
+    def _runs_of(
+        self, coding: Coding, group: Group, mine: Sequence[tuple[Segment, Tensor | None] | None]
+    ) -> Sequence[Run]:
+        """What is asked of a group: neighbouring whole segments as consecutive documents, and rows of others. Those of
+        the last search are kept: the same ones, mostly."""
         if all(part is not None and part[1] is None for part in mine):
-            return None
+            return [Run(group, None)]
         key = next(iter(group.firsts))
         asked = [None if part is None else part[1] for part in mine]
-        before, rows = self._rows.get(key, ([], None))
-        present = [part is not None for part in mine]
+        before, runs = self._runs.get(key, ([], []))
+        present = all(part is not None for part in mine)
         same = len(before) == len(asked) and all(a is b for a, b in zip(asked, before, strict=True))
-        if same and all(present):
-            return rows
-        found = [
-            first + (torch.arange(part[0].record.documents) if part[1] is None else part[1])
-            for first, part in zip(group.firsts.values(), mine, strict=True)
-            if part is not None
-        ]
-        rows = torch.cat(found).to(self.device)
-        if all(present):
-            self._rows[key] = asked, rows
-        return rows
+        if not same or not present:
+            runs, low = [], 0
+            for whole, some in groupby(mine, key=lambda part: part is not None and part[1] is None):
+                parts = list(some)
+                high = low + len(parts)
+                if whole:
+                    runs.append(Run(group.part(coding, low, high), None))
+                elif any(part is not None for part in parts):
+                    firsts = list(group.firsts.values())[low:high]
+                    rows = [
+                        row + part[1] for row, part in zip(firsts, parts, strict=True) if part and part[1] is not None
+                    ]
+                    runs.append(Run(group, torch.cat(rows).to(self.device)))
+                low = high
+            if present:
+                self._runs[key] = asked, runs
+        return runs

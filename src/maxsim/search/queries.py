@@ -72,6 +72,8 @@ def candidate_lists(ids: Any, NQ: int) -> list[list[Id]]:
     Raises:
         TypeError, ValueError: as `Corpus.rerank`.
     """
+    if isinstance(ids, Tensor) and ids.is_meta:
+        raise ValueError("ids must hold values, got a meta tensor")
     if isinstance(ids, (np.ndarray, Tensor)):
         ids = ids.tolist()
     if isinstance(ids, (str, bytes, dict)) or not isinstance(ids, Iterable):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..best import merge, topk
-from ..certified import CertifiedTopK, Part, certify, in_groups
-from ..corpus import Selection
+from ..certified import CertifiedTopK, MismatchError, Part, certify, in_groups
+from ..corpus import CorpusError, Selection
 from ..graph import run
 from ..layout import make_problem
 from ..packed import Packed
@@ -49,7 +49,10 @@ def _certified(asked: Tensor | Packed, home: Home, selection: Selection, k: int)
         for block in home.blocks(selection):
             yield Part(make_problem(asked, block.documents), block.positions)
 
-    return certify(parts(), lambda pairs: pair_scores(asked, pairs, home, selection), k, home.device)
+    try:
+        return certify(parts(), lambda pairs: pair_scores(asked, pairs, home, selection), k, home.device)
+    except MismatchError as error:
+        raise CorpusError(f"codes are not of the floats beside them: {error}; see `check`") from error
 
 
 def pair_scores(asked: Tensor | Packed, pairs: Tensor, home: Home, selection: Selection) -> Tensor:

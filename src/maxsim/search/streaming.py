@@ -23,7 +23,7 @@ class Layout:
         self.segment = segment
         named = {name: segment.tensors[name] for name in (*coding.of_tokens(), *coding.of_documents())}
         named.pop("exact", None)
-        self._tensors = {**named, "starts": segment.starts, "lengths": segment.lengths}
+        self._tensors = {**named, "offsets": segment.offsets}
         self._places, self.bytes = dict[str, int](), 0
         for name, tensor in self._tensors.items():
             self._places[name] = self.bytes
@@ -69,8 +69,8 @@ class Streamed(Home):
             try:
                 for (segment, rows), tensors in zip(parts, pipe.segments(), strict=True):
                     rows = None if rows is None else rows.to(self.device)
-                    starts, lengths = tensors.pop("starts"), tensors.pop("lengths")
-                    documents = on_device.documents(tensors, starts, lengths, segment.longest, rows)
+                    offsets = tensors.pop("offsets")
+                    documents = on_device.documents(tensors, offsets, segment.longest, rows)
                     yield Block(documents, self._positions(segment, rows))
             finally:
                 pipe.close()

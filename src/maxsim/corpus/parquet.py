@@ -1,0 +1,73 @@
+"""Documents of a Parquet file: a column of lists of lists of floats, ids, texts, and other columns as metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .arrays import Row
+from .errors import FileError
+
+COLUMNS = ("embeddings", "embedding", "tokens", "vectors")
+
+
+def read(path: Path) -> Iterator[Row]:
+    """The documents of a file.
+
+    Raises:
+        FileError: not Parquet, damaged, or of other columns. ImportError: without pyarrow.
+    """
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise ImportError(f"{path}: Parquet files need pyarrow: pip install 'maxsim[parquet]'") from None
+    with open(path, "rb"):  # where the system's own reason comes from
+        pass
+    try:
+        file = parquet.ParquetFile(path)
+        batches = file.iter_batches(batch_size=1024)
+        names = file.schema_arrow.names
+        column = next((each for each in COLUMNS if each in names), None)
+        if column is None:
+            raise FileError(f"{path}: expected a column named {' or '.join(COLUMNS)}, got {names}")
+        id_name = next((each for each in ("id", "ids") if each in names), None)
+        others = [each for each in names if each not in (column, id_name, "text")]
+        for batch in batches:
+            batch.validate(full=True)  # offsets of lists, which nothing else looks at
+            beside = batch.select([each for each in names if each != column]).to_pylist()
+            for values, document in zip(beside, _lists(path, column, batch.column(column)), strict=True):
+                id = None if id_name is None else values[id_name]
+                if id_name is not None and id is None:
+                    raise FileError(f"{path}: column {id_name!r} holds a null")
+                metadata = {each: values[each] for each in others if values[each] is not None}
+                yield Row(id, document, values.get("text"), metadata or None)
+    except OSError as error:  # of pyarrow, which finds damage so
+        raise FileError(f"{path}: {path.stat().st_size} bytes, damaged: {error}") from error
+
+
+def _lists(path: Path, name: str, column: Any) -> Iterator[Any]:
+    """Documents of a column of lists of lists of floats."""
+    import pyarrow as pa
+
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not hasattr(kind.value_type, "value_type"):
+        raise FileError(f"{path}: column {name!r} must hold lists of lists of floats, got {kind}")
+    if column.null_count:
+        raise FileError(f"{path}: column {name!r} holds {column.null_count} nulls: write empty lists")
+    tokens = column.flatten()
+    if pa.types.is_fixed_size_list(tokens.type):
+        width = tokens.type.list_size
+    else:
+        widths = tokens.value_lengths().unique().to_pylist()
+        if len(widths) > 1:
+            raise FileError(f"{path}: column {name!r} holds tokens of widths {sorted(widths, key=str)}")
+        width = widths[0] if widths else 0
+    values = tokens.flatten()
+    if tokens.null_count or values.null_count or not pa.types.is_floating(values.type):
+        raise FileError(f"{path}: column {name!r} must hold floats without nulls, got {values.type}")
+    rows = values.to_numpy(zero_copy_only=False).reshape(-1, width or 1)
+    low = 0
+    for length in column.value_lengths().to_pylist():
+        yield rows[low : low + length, :width]
+        low += length

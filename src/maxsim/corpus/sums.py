@@ -1,0 +1,62 @@
+"""Checksums of what the catalogue says, kept in the catalogue: bits that changed on the disk are told from others.
+
+Every row of `documents` has one. One more is of the settings, the segments and the tables' own definitions: small, and
+looked at whenever they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import zlib
+from typing import Any
+
+# As SQLite gives them back; of `corpus` all but its own checksum.
+SETTINGS = "dim, dtype, encoder, generation, exact, options, positions, numbers, state, summed"
+SEGMENTS = "number, first, last, documents, tokens, bytes, sha256, deleted"
+OF_ROW = "position, id, text, metadata, deleted"
+
+
+def row_sum(*row: Any) -> int:
+    """Of a document's position, id, text, metadata, whether it is deleted and whether its text was cut."""
+    return zlib.crc32(repr(row).encode("utf-8", "surrogatepass"))
+
+
+def state_sum(db: sqlite3.Connection) -> str:
+    """Of settings, segments and definitions as they are now."""
+    rows = [
+        db.execute(f"SELECT {columns} FROM {table} ORDER BY 1").fetchall()
+        for table, columns in (
+            ("sqlite_master", "type, name, tbl_name, sql"),
+            ("corpus", SETTINGS),
+            ("segments", SEGMENTS),
+            ("codebook", "file, bytes, sha256"),
+        )
+    ]
+    return hashlib.blake2b(repr(rows).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def seal(db: sqlite3.Connection) -> None:
+    """Writes the checksum of settings, segments and definitions, last in a change."""
+    db.execute("UPDATE corpus SET sum = ?", (state_sum(db),))
+
+
+def broken(db: sqlite3.Connection) -> bool:
+    """Whether settings, segments or definitions have changed since they were written."""
+    kept = db.execute("SELECT sum FROM corpus").fetchall()
+    return [row[0] for row in kept] != [state_sum(db)]
+
+
+def broken_rows(db: sqlite3.Connection, position: int | None = None) -> list[int]:
+    """Positions of documents whose rows have changed since they were written, of all or of one. Those that were written
+    before there were checksums have none."""
+    (since,) = db.execute("SELECT summed FROM corpus").fetchone()
+    cut = "EXISTS (SELECT 1 FROM cut WHERE cut.position = documents.position)" if has_cut(db) else "0"
+    one = "" if position is None else f" WHERE position = {int(position)}"
+    rows = db.execute(f"SELECT sum, {OF_ROW}, {cut} FROM documents{one}")
+    return [row[0] for kept, *row in rows if (row[0] >= since if kept is None else kept != row_sum(*row))]
+
+
+def has_cut(db: sqlite3.Connection) -> bool:
+    """Whether it is kept of which documents only the beginning was encoded."""
+    return bool(db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'cut'").fetchone()[0])

@@ -1,0 +1,132 @@
+"""The command with embeddings that are there already: index, add, export; and what it says of fields and settings."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import DIM
+from test_cli import one_line, run  # noqa: F401
+from test_residual import write_index
+
+from maxsim.search import Corpus
+
+
+def arrays(name, first=0, dim=DIM):
+    np.savez(name, tokens=np.ones((5, dim)), lengths=np.array([2, 3]), ids=np.array([first, first + 1]))
+
+
+def test_index_of_embeddings(run):  # noqa: F811
+    arrays("a.npz")
+    assert run("index", "a.npz", "store").stdout == "added 2 documents; store holds 2\n"
+    info = Corpus.open("store").info()
+    assert (info.dim, info.dtype, info.encoder) == (DIM, "float16", None)
+    assert "does not say which model" in one_line(run("search", "store", "x", code=1))
+    assert "id 0 is already in the corpus" in one_line(run("index", "a.npz", "store", code=1))
+    arrays("a.npz", 1)
+    assert run("index", "a.npz", "store", "--replace").stdout == "added 1 document, replaced 1; store holds 3\n"
+    made = json.loads(run("index", "a.npz", "other", "--dtype", "int8", "--exact", "float32", "--json").stdout)
+    assert (made["added"], made["replaced"], made["documents"]) == (2, 0, 2)
+    assert "other was made with exact float32, not float16" in one_line(
+        run("index", "a.npz", "other", "--exact", "float16", code=1)
+    )
+    run("index", "a.npz", "named", "--model", "words")
+    assert Corpus.open("named").encoder == "words"
+    assert "was made with model words, not others" in one_line(
+        run("index", "a.npz", "named", "--model", "others", code=1)
+    )
+    np.savez("none.npz", tokens=np.ones((0, 8)), lengths=np.zeros(0, int))
+    assert "none.npz: holds no documents" in one_line(run("index", "none.npz", "nothing", code=1))
+    assert not Path("nothing").exists()
+    Path("cut.npz").write_bytes(Path("a.npz").read_bytes()[:-9])
+    assert "cut.npz: " in one_line(run("index", "cut.npz", "nothing", code=1))
+
+
+def test_index_of_an_index(run):  # noqa: F811
+    Path("pylate").mkdir()
+    write_index(Path("pylate", "fast_plaid_index"), "npy", 4, [[3, 0], [2]])
+    pickled = Path("pylate", "plaid_ids_to_documents_ids.pkl")
+    pickled.write_bytes(pickle.dumps({0: "a", 1: "b", 2: "c"}))
+    assert "if you trust it, export it: python -c" in one_line(run("index", "pylate", "store", code=1))
+    pickled.with_suffix(".json").write_text('{"0": "a", "1": "b", "2": "c"}')
+    assert run("index", "pylate", "store", "--model", "words").stdout == "added 3 documents; store holds 3\n"
+    info = Corpus.open("store").info()
+    assert (info.dtype, info.dim, info.encoder, Corpus.open("store").ids()) == (
+        "residual",
+        16,
+        "words",
+        ["a", "b", "c"],
+    )
+    run("index", "pylate", "floats", "--dtype", "float32")
+    assert Corpus.open("floats").info().dtype == "float32"
+    run("add", "floats", "pylate", "--replace")
+    assert "id 'a' is already" in one_line(run("add", "store", "pylate", code=1))
+
+
+def test_added_files_are_told_where_another_fails(run):  # noqa: F811
+    arrays("a.npz")
+    arrays("b.npz", 5)
+    run("index", "a.npz", "store")
+    run("delete", "store", "0", "1")
+    Path("c.npz").write_bytes(b"PK")
+    result = run("add", "store", "a.npz", "b.npz", "c.npz", code=1)
+    first, last = result.stderr.splitlines()
+    assert first == "maxsim: added 2 documents of a.npz, 2 documents of b.npz; c.npz is what failed:"
+    assert last.startswith("maxsim: c.npz: 2 bytes, damaged: ")
+    assert Corpus.open("store").ids() == [0, 1, 5, 6]
+    one_line(run("add", "store", "c.npz", "a.npz", code=1))
+    assert "none.npz" in run("add", "store", "none.npz", code=1).stderr
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz", "parquet"])
+def test_export(run, kind):  # noqa: F811
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    lines = [{"id": n, "text": text, "lang": "en"} for n, text in enumerate(["red fox", "blue", "red sea"])]
+    Path("some.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run("index", "some.jsonl", "store")
+    told = run("export", "store", f"out.{kind}").stdout
+    assert told == f"wrote 3 documents to out.{kind} and out.jsonl\n"
+    assert "is there already" in one_line(run("export", "store", f"out.{kind}", code=1))
+    run("index", f"out.{kind}", "again", "--model", "minilm")
+    hits = [run("search", store, "red sea", "--filter", "lang=en", "--json").stdout for store in ("store", "again")]
+    assert hits[0] == hits[1] and json.loads(hits[0])[0]["hits"][0]["text"] == "red sea"
+    assert json.loads(run("export", "again", "texts.jsonl", "--json").stdout)["files"] == ["texts.jsonl"]
+    assert Path("texts.jsonl").read_text() == Path("out.jsonl").read_text()
+    run("index", "texts.jsonl", "anew")
+    assert Corpus.open("anew").ids() == [0, 1, 2]
+    assert "expected one of .safetensors" in one_line(run("export", "store", "out.csv", code=1))
+
+
+def test_a_folder_of_embeddings(run):  # noqa: F811
+    Path("many").mkdir()
+    for name in "ab":
+        np.save(f"many/{name}.npy", np.ones((2, DIM), np.float32))
+    run("index", "many", "store")
+    assert Corpus.open("store").ids() == ["a", "b"]
+    Path("many", "x.txt").write_text("a text")  # a folder of texts
+    assert "added 1 document" in run("index", "many", "of_texts").stdout
+
+
+def test_a_field_that_no_document_has(run):  # noqa: F811
+    lines = [{"id": n, "text": "red fox", "lang": "en"} for n in range(2)]
+    Path("some.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run("index", "some.jsonl", "store")
+    result = run("search", "store", "red", "--filter", "langs=en", "--filter", "lang=en")
+    assert result.stdout == "no hits\n"
+    assert result.stderr == "maxsim: warning: no document has a field 'langs' in its metadata\n"
+    assert run("search", "store", "red", "--filter", "lang=de").stderr == ""
+    assert run("search", "store", "red", "--filter", "langs=null").stderr == ""
+    assert Corpus.open("store").fields_without_documents(["lang", "x", "y"]) == ["x", "y"]
+
+
+def test_settings_that_are_not_there(run):  # noqa: F811
+    run("index", "texts", "store")
+    told = dict(line.split(None, 1) for line in run("info", "store").stdout.splitlines())
+    assert (told["exact"], told["options"], told["encoder"], told["cut"]) == ("none", "none", "minilm", "0")
+    Corpus.create("codes", DIM, "residual", bits=4, centroids=8, exact="float16")
+    told = dict(line.split(None, 1) for line in run("info", "codes").stdout.splitlines())
+    assert (told["exact"], told["options"], told["encoder"]) == ("float16", "bits 4, centroids 8", "none")
