@@ -153,8 +153,8 @@ class Store(Reader):
 
         Args:
             path: `.npz`, `.safetensors` or `.pt`: `tokens` [T, D] with `offsets` [N + 1] or `lengths` [N], or padded
-                `embeddings` [N, L, D], perhaps with `lengths` and `ids`; or one array [L, D] a document, named by its
-                id.
+                `embeddings` [N, L, D], perhaps with `lengths` [N] or a `mask` (or `attention_mask`) [N, L] of 0 and 1,
+                and `ids`; or one array [L, D] a document, named by its id. In a `.pt` file also a list of [L, D].
                 `.npy`: [N, L, D]. `.parquet`: a column `embeddings` of lists of lists of floats, perhaps `id` and
                 `text`; other columns become metadata. Without ids documents are named "file:number", from 1.
                 Codes that `maxsim.Quantized.save` or `export` wrote (`.safetensors`): as they are in a corpus of that
