@@ -88,7 +88,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
         raise TypeError(f"{what} must be a plain array, got a masked one of numpy: pass its data, and its mask apart")
     if value.dtype.name == "bfloat16":
         return as_tensor(value.view(np.uint16), what).view(torch.bfloat16)
-    if value.dtype.kind not in "fiub":
+    if value.dtype.kind not in "fiub" or value.dtype.itemsize > 8:  # torch has no long double
         raise TypeError(f"{what} must hold floats, got numpy {value.dtype}")
     if not value.flags.writeable or any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
         value = np.array(
