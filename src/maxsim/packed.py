@@ -13,9 +13,14 @@ from torch.autograd import forward_ad
 
 
 def refuse_transforms(tensor: Tensor, what: str) -> None:
-    """NotImplementedError for a tensor inside a transform of torch.func, or one with a forward-mode tangent."""
+    """NotImplementedError for a tensor inside a transform of torch.func, or one with a forward-mode tangent, or where
+    torch.jit traces."""
     if torch.compiler.is_compiling():
         return
+    if torch._C._get_tracing_state() is not None:
+        raise NotImplementedError(
+            f"{what} are traced by torch.jit, which maxsim does not take: use torch.compile or torch.export"
+        )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotImplementedError(
             f"{what} are inside a transform of torch.func (vmap, grad, jvp, ...), which maxsim does not take: for "
