@@ -17,14 +17,21 @@ test: setup
 
 ci: setup
 	$(PYTEST) -m slow
+	scripts/browser
 	scripts/hosts sentence-transformers
 	scripts/hosts pylate
+	$(PY) docs/site
 
 check: setup
 	scripts/check
+
+# the documentation, in .site/html
+.PHONY: docs
+docs: setup
+	@$(PY) docs/site
 
 setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .demo .hosts .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .hosts .site .mypy_cache .pytest_cache .ruff_cache .hypothesis

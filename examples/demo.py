@@ -86,7 +86,7 @@ def mean_pooled(corpus: Corpus, queries: list[torch.Tensor]) -> list[list[str | 
 def show(corpus: Corpus, encoder: encode.Encoder, query: str, hit: maxsim.search.Hit) -> None:
     text = corpus.get(hit.id).text or ""
     print(f"\n  {query}\n    {hit.score:.3f}  {hit.id}  {text[:100]}{'…' if len(text) > 100 else ''}")
-    for match in explain(corpus, encoder, query, hit.id):
+    for match in explain(corpus, encoder, query, hit.id).matches:
         print(f"      {match.query:<14} → {match.document:<14} {match.similarity:.3f}")
 
 

@@ -346,6 +346,12 @@ def cases(capability: int) -> dict[str, Callable[[], object]]:
                 tokens(8, 32, 128, dtype=single), tokens(4, 300, 128, dtype=single), function=maxsim.matches
             ),
             "hopper-candidates": dense(tokens(4, 100, 128), tokens(4, 5, 300, 128)),
+            "hopper-chosen-pairs": dense(
+                tokens(4, 300, 128),
+                tokens(4, 300, 128),
+                torch.zeros(9, 2, dtype=torch.int64),
+                function=maxsim.score_pairs,
+            ),
             "hopper-candidates-pages": dense(tokens(4, 300, 128, dtype=brain), tokens(4, 5, 300, 128, dtype=brain)),
             "hopper-candidates-matches": dense(
                 tokens(2, 100, 128), own(half), None, torch.ones(240, dtype=torch.bool), function=maxsim.matches

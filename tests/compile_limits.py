@@ -31,7 +31,8 @@ HOPPER = (
     "hopper-float32-one-tile", "hopper-float32-matches",
     "hopper-wide", "hopper-wide-resident", "hopper-wide-matches", "hopper-masked-zero", "hopper-few-masked-zero",
     "hopper-wide-float32", "hopper-wide-float32-high", "hopper-wide-float32-matches",
-    "hopper-candidates", "hopper-candidates-pages", "hopper-candidates-matches", "hopper-candidates-float32",
+    "hopper-candidates", "hopper-candidates-pages", "hopper-chosen-pairs", "hopper-candidates-matches",
+    "hopper-candidates-float32",
     "hopper-few-candidates", "hopper-few-candidates-ragged", "hopper-few-candidates-float32",
 )  # fmt: skip
 HOPPER_QUICK = (
@@ -39,7 +40,7 @@ HOPPER_QUICK = (
     "hopper-few-residual", "hopper-residual",
     "hopper", "hopper-few-codes", "hopper-split", "hopper-few-masked", "hopper-float32-high", "hopper-wide",
     "hopper-wide-float32",
-    "hopper-candidates",
+    "hopper-candidates", "hopper-chosen-pairs",
 )  # fmt: skip
 # Those spill what is read once a program or at a document's end (few query rows: of float32 winners for 64 alone; many
 # of float32 with winners in the loop too; of gradients what pairs need), compiled with Triton 3.6.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ class WordEncoder:
         result = []
         self.were_cut = []
         for text in texts:
-            words = self.document_tokens(text)
+            words = text.lower().split()
             self.were_cut.append(len(words) > self.limit)
             self.cut += len(words) > self.limit
             result.append(torch.tensor([vector(word) for word in words[: self.limit]]).reshape(-1, DIM))
@@ -32,14 +33,15 @@ class WordEncoder:
         return result
 
     def queries(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> list[torch.Tensor]:
-        words = [self.query_tokens(text) for text in texts]
+        words = [text.lower().split() for text in texts]
         self.cut_queries += sum(len(each) > self.query_limit for each in words)
         return [torch.tensor([vector(word) for word in each[: self.query_limit]]).reshape(-1, DIM) for each in words]
 
-    def document_tokens(self, text: str) -> list[str]:
-        return text.lower().split()
+    def document_spans(self, text: str) -> tuple[str, list[tuple[int, int]]]:
+        return text, [word.span() for word in re.finditer(r"\S+", text)][: self.limit]
 
-    query_tokens = document_tokens
+    def query_spans(self, text: str) -> tuple[str, list[tuple[int, int]]]:
+        return text, [word.span() for word in re.finditer(r"\S+", text)][: self.query_limit]
 
 
 def vector(word: str) -> list[float]:

@@ -25,7 +25,7 @@ LAYERS = [
     {"autograd"},
     {"graph"},
     {"ops", "best"},
-    {"distributed", "certified", "integrations"},
+    {"distributed", "certified", "integrations", "explaining"},
     {"search"},
     {"indexing"},
     {"bench"},
@@ -142,8 +142,8 @@ def test_files_stay_small_and_say_what_they_are(name):
 
 
 EXPORTED = [
-    "CertifiedTopK", "Corpus", "Matches", "Packed", "Quantized", "TopK", "UnsupportedError", "Views",
-    "backend_for", "certified_topk", "error_bound", "matches", "quantize", "score", "score_pairs", "topk",
+    "CertifiedTopK", "Corpus", "Explanation", "Matches", "Packed", "Quantized", "TopK", "UnsupportedError", "Views",
+    "backend_for", "certified_topk", "error_bound", "explain", "matches", "quantize", "score", "score_pairs", "topk",
 ]  # fmt: skip
 
 

@@ -297,17 +297,20 @@ def test_views_have_the_bits_of_packed_documents(short_pieces):
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("form", ["padded", "packed", "unknown", "candidates", "spread", "few", "views"])
+@pytest.mark.parametrize(
+    "form", ["padded", "packed", "unknown", "candidates", "spread", "few", "views", "short", "own"]
+)
 def test_workspace(form):
     """At most 4 bytes a winner, in chunks of 256 MiB, beside 4 a token row (packed ones 8, of Views 12), and what rows
     of one document leave to the next chunk: what a backward sets aside follows from sizes alone. (Sorted pairs come to
-    that, and documents that may overlap.)"""
+    that, and documents that may overlap.) Few query tokens take 4 bytes a winner and no more."""
     from maxsim.gpu import side
     from maxsim.kernels import gradients
     from maxsim.layout import make_problem
 
-    ND, LD, LQ, longest = 4096, 100, 1024, 3000
-    q = torch.empty(1 if form == "few" else 256, LQ, 128, dtype=torch.float16, device="meta")
+    short = form in ("short", "own")
+    ND, LD, LQ, longest = 4096, 100, 32 if short else 1024, 3000
+    q = torch.empty({"few": 1, "short": 1}.get(form, 256), LQ, 128, dtype=torch.float16, device="meta")
     d = torch.empty(ND * LD, 128, dtype=torch.float16, device="meta")
     ends = torch.arange(ND) * LD + LD
     ends[3] = ends[2] + longest  # where one is long, others are shorter
@@ -320,7 +323,7 @@ def test_workspace(form):
     elif form == "views":
         documents = maxsim.Views(d, offsets[:-1], offsets.diff())
     else:
-        documents = d.view(256, 16, LD, 128) if form == "candidates" else d.view(ND, LD, 128)
+        documents = d.view(256, 16, LD, 128) if form in ("candidates", "own") else d.view(ND, LD, 128)
     problem = make_problem(q, documents)
     rows, columns = problem.winners_shape
     pairs = places = marks = None
@@ -338,7 +341,7 @@ def test_workspace(form):
     )  # fmt: skip
     steps = gradients._Backward(*sides, given, problem.per_query, False, (True, True), sides[0].data.dtype).steps
     allowed = min(4 * rows * columns, gradients.CHUNK_BYTES)
-    tokens = 4 * ND * LD * {"packed": 2, "unknown": 2, "views": 3}.get(form, 1)
+    tokens = 0 if short else 4 * ND * LD * {"packed": 2, "unknown": 2, "views": 3}.get(form, 1)
     carried = 2 * 4 * 129 * {"spread": LD, "views": longest}.get(form, 0)
     assert steps.bytes <= allowed + tokens + carried + (1 << 16)
     if form in ("padded", "packed", "spread", "views"):

@@ -12,7 +12,7 @@ from fakes import DIM, WordEncoder
 from typer.testing import CliRunner
 
 import maxsim
-from maxsim import cli, encode, indexing, progress
+from maxsim import cli, encode, explaining, indexing, progress
 from maxsim.search import Corpus
 
 TEXTS = ["the cat sat", "a dog ran far", "red green blue", "the dog sat"]
@@ -54,10 +54,71 @@ def test_json(run):
     ]
     hit = found[1]["hits"][0]
     assert hit["text"] == "red green blue"
-    assert hit["matches"] == [{"query": "blue", "document": "blue", "similarity": hit["score"]}]
+    place = {"position": 0, "index": 2}
+    assert hit["matches"] == [{"query": "blue", "document": "blue", "similarity": hit["score"], "share": 1.0, **place}]
+    assert hit["notes"] == []
     facts = json.loads(run("info", "store", "--json").stdout)
     assert (facts["documents"], facts["dim"], facts["dtype"], facts["encoder"]) == (4, DIM, "bfloat16", "minilm")
     assert json.loads(run("check", "store", "--json").stdout) == {"sound": True, "problems": []}
+
+
+def test_explain_prints_what_matched(run):
+    run("index", "texts", "store")
+    for words in (
+        ["store", "dog sat", "--explain"],
+        ["store", "--explain", "dog sat"],
+        ["--explain", "store", "dog sat"],
+    ):
+        lines = run("search", *words, "-k", "1").stdout.splitlines()
+        assert lines[0].split()[2:] == ["texts:4", "the", "dog", "sat"]
+        matches = [line.split() for line in lines[1:]]
+        assert [(row[0], row[2]) for row in matches] == [("dog", "dog"), ("sat", "sat")]
+        assert sum(float(row[3]) for row in matches) == pytest.approx(float(lines[0].split()[1]))
+        assert sum(float(row[4]) for row in matches) == pytest.approx(100, abs=0.1)
+        assert len(lines) == 3
+
+
+def test_explain_writes_a_page_for_each_query(run):
+    run("index", "texts", "store")
+    result = run("search", "store", "dog sat", "--explain", "page.html", "-k", "2")
+    assert result.stdout.splitlines()[-1] == "explained in page.html"
+    assert len(result.stdout.splitlines()) == 3
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert page.count('class="hit"') == 2
+    assert "texts:4" in page
+    found = json.loads(run("search", "store", "dog", "blue", "--explain=out.HTML", "--json").stdout)
+    assert [row["page"] for row in found] == ["out-1.HTML", "out-2.HTML"]
+    assert all(Path(row["page"]).exists() and "matches" not in row["hits"][0] for row in found)
+    (nothing,) = json.loads(run("search", "store", "dog", "-k", "0", "--explain", "no.html", "--json").stdout)
+    assert "page" not in nothing
+    assert not Path("no.html").exists()
+    for value, error in (("a.txt", "ends in .html, got 'a.txt'"), ("nowhere/a.html", "no folder nowhere for the page")):
+        told = run("search", "store", "x", f"--explain={value}", code=2).output
+        assert error in " ".join(told.replace("│", "").split())
+    lines = run("search", "store", "-k", "1", "--", "--explain", "dog").stdout.splitlines()  # two queries
+    assert lines[0] == "--explain"
+
+
+def test_explain_without_a_text_explains_the_others_and_says_so(run):
+    run("index", "texts", "store")
+    corpus, encoder = Corpus.open("store"), WordEncoder()
+    corpus.add(["silent", "other"], encoder.documents(["dog sat", "dog dog sat"]), texts=[None, "dog sat"])
+    lines = run("search", "store", "dog sat", "-k", "6", "--explain").stdout.splitlines()
+    at = next(n for n, line in enumerate(lines) if "silent" in line)
+    assert lines[at + 1].strip() == (
+        "(The corpus keeps no text of this document: its tokens are called by their numbers.)"
+    )
+    assert [line.split()[:3] for line in lines[at + 2 : at + 4]] == [["dog", "→", "#0"], ["sat", "→", "#1"]]
+    assert any("has 3 embeddings, but its text 2 tokens: another model" in line for line in lines)
+    assert sum(line.strip().startswith("dog → dog") for line in lines) == 2
+    found = json.loads(run("search", "store", "dog sat", "-k", "6", "--explain", "--json").stdout)
+    silent = next(hit for hit in found[0]["hits"] if hit["id"] == "silent")
+    assert [(match["query"], match["document"], match["index"]) for match in silent["matches"]] == [
+        ("dog", None, 0),
+        ("sat", None, 1),
+    ]
+    run("search", "store", "dog sat", "-k", "6", "--explain", "page.html")
+    assert "keeps no text of this document" in Path("page.html").read_text(encoding="utf-8")
 
 
 def test_nothing_found(run):
@@ -334,7 +395,7 @@ def test_a_device_without_a_backend(run, monkeypatch):
     def unsupported(*arguments, **more):
         raise maxsim.UnsupportedError({"triton": ["needs sm_80"], "cpu": ["needs CPU tensors"]})
 
-    for owner, name in ((indexing, "matches"), (Corpus, "search")):
+    for owner, name in ((explaining, "run"), (Corpus, "search")):
         monkeypatch.setattr(owner, name, unsupported)
         error = one_line(run("search", "store", "cat", "--explain", code=1))
         assert "triton: needs sm_80 cpu: needs CPU tensors; try --device cpu" in error

@@ -91,6 +91,7 @@ def committed(store: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 def test_killed_and_on_again(tmp_path, environment):
     """Killed twice while it indexes: the same command goes on, and the end is that of a run that was left alone."""

@@ -40,7 +40,8 @@ EVERY_KERNEL = {
     "_hopper_wide_float32_kernel", "_query_tiles_kernel", "_query_halves_kernel", "_encode_kernel", "_sum_parts_kernel",
     "_sum_pieces_kernel", "_kept_rows_kernel",
     "_kept_spans_kernel", "_kept_bits_kernel", "_gradient_kernel",
-    "_piece_kernel", "_owners_kernel", "_holders_kernel", "_count_kernel", "_begin_kernel", "_place_kernel",
+    "_piece_kernel", "_rank_kernel",
+    "_chosen_kernel", "_owners_kernel", "_holders_kernel", "_count_kernel", "_begin_kernel", "_place_kernel",
 }  # fmt: skip
 
 
@@ -89,9 +90,11 @@ def test_every_kernel_is_compiled_somewhere():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED)
-def test_architectures_whole(capability, environment, tmp_path):
-    cases = cases_for(capability)
+@pytest.mark.parametrize(
+    ("capability", "part", "parts"), [(90, part, 4) for part in range(4)] + [(at, 0, 1) for at in SHARED if at != 90]
+)
+def test_architectures_whole(capability, part, parts, environment, tmp_path):
+    cases = cases_for(capability)[part::parts]
     check(compiled(capability, cases, environment, tmp_path), capability, cases)
 
 

@@ -166,8 +166,9 @@ class Fakes:
         return sqlite3.connect(*args, **kwargs, factory=Connection)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX processes")
-@pytest.mark.parametrize("coded", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["floats", "codes"])
+@pytest.mark.parametrize("coded", [False, True], ids=["floats", "codes"])
 def test_killed_at_every_step(tmp_path, environment, coded):
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[2])\n"

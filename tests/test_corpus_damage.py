@@ -95,13 +95,13 @@ def rounds(folder, kept, count, seed):
 
 @pytest.mark.parametrize("kept", KEPT)
 def test_flipped_bits(tmp_path, kept):
-    rounds(tmp_path, kept, 16, seed=1)
+    rounds(tmp_path, kept, 8, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", KEPT)
 def test_many_flipped_bits(tmp_path, kept):
-    rounds(tmp_path, kept, 250, seed=2)
+    rounds(tmp_path, kept, 120, seed=2)
 
 
 def sql(corpus, *statements, seal=False):

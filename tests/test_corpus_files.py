@@ -286,7 +286,7 @@ def test_damaged_files_are_told(tmp_path, form):
     embeddings."""
     FORMS[form](tmp_path / form)
     whole, rng = (tmp_path / form).read_bytes(), random.Random(form)
-    for number in range(25):
+    for number in range(8):
         (tmp_path / form).write_bytes(whole)
         flipped(tmp_path / form, rng)
         corpus = Corpus.create(tmp_path / f"store{number}", 8)

@@ -168,6 +168,7 @@ RSS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kept", [{}, {"dtype": "int8", "exact": "float16"}], ids=["float16", "int8"])
 def test_a_corpus_larger_than_memory(tmp_path, environment, monkeypatch, kept):
@@ -189,6 +190,7 @@ def test_a_corpus_larger_than_memory(tmp_path, environment, monkeypatch, kept):
     subprocess.run([sys.executable, "-c", code, corpus.path], env=environment, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_scores_are_never_held_whole(tmp_path, environment, monkeypatch):
     """512 queries with 200,000 documents: 410 MB of scores."""

@@ -183,7 +183,8 @@ def on_death(path, midway):
     return None
 
 
-@pytest.mark.parametrize("midway", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("midway", [False, True])
 def test_a_rank_that_dies_is_noticed_within_seconds(tmp_path, midway):
     corpus = Corpus.create(tmp_path / "store", DIM)
     fill(corpus, [2, 3])
@@ -231,6 +232,7 @@ def test_torchrun(words, environment):
     ]
 
 
+@pytest.mark.slow
 def test_torchrun_ends_with_the_reason(tmp_path, environment):
     start = time.monotonic()
     arguments = ["search", tmp_path / "none", "dog", "--device", "cpu"]

@@ -97,7 +97,7 @@ def check(lane, data):
     assert torch.equal(lane.score_pairs(q.value(), made, pairs, q.mask, None, masked), wanted.reshape(-1))
 
 
-@profile(150)
+@profile(60)
 @given(data=st.data())
 def test_any_problem(lane, data):
     if lane.device == "cuda":

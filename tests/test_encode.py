@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 
@@ -46,7 +48,7 @@ def test_tokens_are_the_normalised_last_layer(model):
     assert (encoder.name, encoder.dim) == (str(model), 32)
     (embedding,) = encoder.documents(["Cats sat"])
     assert embedding.dtype == torch.float32
-    assert encoder.document_tokens("Cats sat") == ["Cat", "s", "sat"]
+    assert encoder.document_spans("Cats sat") == ("Cats sat", [(0, 3), (3, 4), (5, 8)])
     torch.testing.assert_close(embedding, by_hand(model, [2, 5, 12, 7, 3])[1:-1])
 
 
@@ -74,8 +76,8 @@ def test_cut_at_the_limits(model, monkeypatch):
     monkeypatch.setattr(encode, "DOCUMENT_TOKENS", 30)
     encoder = encode.load(str(model))
     monkeypatch.setattr(encode, "QUERY_TOKENS", 10)
-    assert len(encoder.documents([text])[0]) == len(encoder.document_tokens(text)) == 28
-    assert len(encoder.queries([text])[0]) == len(encoder.query_tokens(text)) == 8
+    assert len(encoder.documents([text])[0]) == len(encoder.document_spans(text)[1]) == 28
+    assert len(encoder.queries([text])[0]) == len(encoder.query_spans(text)[1]) == 8
 
 
 def test_cut_documents_are_counted(model):
@@ -84,7 +86,7 @@ def test_cut_documents_are_counted(model):
     encoder.documents(["cat " * 38, "cat " * 39, "", "dog " * 500])
     encoder.documents(["cat " * 39])
     encoder.queries(["cat " * 500])
-    encoder.document_tokens("cat " * 500)
+    encoder.document_spans("cat " * 500)
     assert encoder.cut == 3
 
 
@@ -96,7 +98,7 @@ def test_prompts_of_the_model(model, tmp_path):
     settings = {"prompts": {"query": "query : ", "passage": "passage : "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     encoder = encode.load(str(folder))
-    assert encoder.query_tokens("cat") == ["query", ":", "cat"]
+    assert encoder.query_spans("cat") == ("query : cat", [(0, 5), (6, 7), (8, 11)])
     torch.testing.assert_close(encoder.documents(["cat"])[0], by_hand(model, [2, 10, 11, 5, 3])[1:-1])
     (folder / "config_sentence_transformers.json").write_text("{")
     with pytest.raises(EncoderError, match="is not JSON"):
@@ -121,17 +123,68 @@ def test_explain(model, tmp_path):
     encoder = encode.load(str(model))
     corpus = Corpus.create(tmp_path / "store", 32, "float32")
     corpus.add(["d", "empty", "silent"], encoder.documents(["dog cat ran", "", "cat"]), texts=["dog cat ran", "", None])
-    matches = explain(corpus, encoder, "cat ran", "d")
-    assert [match.query for match in matches] == ["cat", "ran"]
-    assert {match.document for match in matches} <= {"dog", "cat", "ran"}
-    score = corpus.search(encoder.queries(["cat ran"]), 1, ["d"])[0][0].score
-    assert sum(match.similarity for match in matches) == pytest.approx(score)
-    assert explain(corpus, encoder, "cat", "empty") == []
-    with pytest.raises(ValueError, match="no text for 'silent'"):
-        explain(corpus, encoder, "cat", "silent")
+    found = explain(corpus, encoder, "cat ran", "d")
+    assert [match.query for match in found.matches] == ["cat", "ran"]
+    assert {match.document for match in found.matches} <= {"dog", "cat", "ran"}
+    assert found.name == "d"
+    assert not found.notes
+    assert found.score == corpus.search(encoder.queries(["cat ran"]), 1, ["d"])[0][0].score
+    assert explain(corpus, encoder, "cat", "empty").score == -math.inf
+    silent = explain(corpus, encoder, "cat", "silent")
+    assert [(match.document, match.index) for match in silent.matches] == [(None, 0)]
+    assert "no text" in silent.notes[0]
     corpus.add(["other"], encoder.documents(["cat"]), texts=["cat cat"])
-    with pytest.raises(ValueError, match=r"1 embeddings, .* makes 2"):
-        explain(corpus, encoder, "cat", "other")
+    assert "1 embeddings, but its text 2 tokens" in explain(corpus, encoder, "cat", "other").notes[0]
+    with pytest.raises(KeyError):
+        explain(corpus, encoder, "cat", "nobody")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exact"), [("float16", None), ("int8", None), ("int8", "float32"), ("residual", None)]
+)
+def test_explain_has_the_bits_of_the_search(model, tmp_path, dtype, exact):
+    encoder = encode.load(str(model))
+    corpus = Corpus.create(tmp_path / "store", 32, dtype, exact=exact)
+    texts = ["dog cat ran", "sat sat cat", "dogs ran ran cat cat", "cats"]
+    corpus.add(["a", "b", 3, "d"], encoder.documents(texts), texts=texts)
+    embeddings = encoder.queries(["cat ran dogs"])
+    hits = corpus.search(embeddings, 4)[0]
+    assert len(hits) == 4
+    for hit in hits:
+        found = explain(corpus, encoder, "cat ran dogs", hit.id, embeddings[0])
+        assert found.score == hit.score
+        assert float(found.share.sum()) == pytest.approx(1)
+
+
+def test_explain_takes_the_patches_that_metadata_have(model, tmp_path):
+    encoder = encode.load(str(model))
+    corpus = Corpus.create(tmp_path / "store", 32, "float32")
+    png = b"\x89PNG\r\n\x1a\n" + bytes(8)
+    (tmp_path / "page.png").write_bytes(png)
+    kept = {
+        "page": {"image": "../page.png", "patches": [2, 2]},
+        "later": {"patches": [1, 2, 3]},
+        "gone": {"image": "../gone.png", "patches": [[0, 1], [-1, 4]]},
+        "wrong": {"image": "../page.png", "patches": [9, 9]},
+        "else": {"image": 7, "patches": "many"},
+        "none": {"image": "../page.png"},
+    }
+    corpus.add(
+        list(kept), [torch.randn(5, 32) for _ in kept], metadata=list(kept.values()), texts=["a text"] * len(kept)
+    )
+    found = {id: explain(corpus, encoder, "cat", id) for id in kept}
+    assert found["page"].patches.tolist() == [[0, 1], [2, 3]]
+    assert found["page"].image == "data:image/png;base64," + base64.b64encode(png).decode()
+    assert not found["page"].notes
+    assert found["later"].patches.tolist() == [[3, 4]]
+    assert found["later"].image is None
+    assert found["gone"].patches.tolist() == [[0, 1], [-1, 4]]
+    assert "cannot be shown" in found["gone"].notes[0]
+    for id in ("wrong", "else"):
+        assert found[id].patches is None
+        assert "something else of its patches" in found[id].notes[0]
+    assert found["none"].patches is None
+    assert found["none"].notes  # of its text
 
 
 def test_pylate_is_asked_for_its_models(model, tmp_path, monkeypatch):
@@ -239,5 +292,5 @@ def test_packaged_minilm():
         *encoder.documents(["Paris is in France", "Cells make energy"]),
         encoder.queries(["French city"])[0],
     )
-    assert encoder.query_tokens("French city") == ["French", "city"]
+    assert encoder.query_spans("French city") == ("French city", [(0, 6), (7, 11)])
     assert (query @ cat.T).amax(1).sum() > (query @ energy.T).amax(1).sum() + 0.5

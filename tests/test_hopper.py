@@ -1014,11 +1014,44 @@ def test_what_it_does_not_serve(what, reason, monkeypatch):
         maxsim.score(q, d, **options)  # another serves it
 
 
-def test_chosen_pairs_are_not_served():
-    q, d, pairs = tokens(4, 32, 64), tokens(5, 20, 64), torch.tensor([[0, 1]])
-    with pytest.raises(UnsupportedError, match="chosen pairs"):
-        maxsim.score_pairs(q, d, pairs, backend="hopper")
-    maxsim.score_pairs(q, d, pairs)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("form", ["padded", "packed", "masked", "zero"])
+@pytest.mark.parametrize("LQ", [30, 100, 300])
+def test_chosen_pairs(LQ, form, dtype):
+    """In any order, some often, on a GPU clamped; scores and winners."""
+    q, d, options = tokens(9, LQ, 128, dtype=dtype), tokens(20, 90, 128, dtype=dtype, seed=1), {}
+    if form == "packed":
+        d = packed([7, 0, 90, 1, 41] * 4, 128, dtype)
+        q = Packed(
+            q.flatten(0, 1)[: 8 * LQ + 5], torch.tensor([*range(0, 9 * LQ, LQ), 8 * LQ + 5]).cuda(), max_length=LQ
+        )
+    elif form != "padded":
+        generator = torch.Generator().manual_seed(2)
+        draw = [torch.rand(*x.shape[:2], generator=generator).cuda() < 0.6 for x in (q, d)]
+        draw[1][3] = False
+        options = {"query_mask": draw[0], "document_mask": draw[1], "masked": "zero" if form == "zero" else "exclude"}
+    pairs = torch.stack([torch.arange(300) % 9, torch.arange(300) * 7 % 20], 1).cuda()
+    pairs[5] = torch.tensor([-3, 99])
+    want = maxsim.score_pairs(q, d, pairs, **options, backend="triton")
+    assert torch.equal(maxsim.score_pairs(q, d, pairs, **options, backend="hopper"), want)
+    if form == "packed":
+        return
+    leaves = [x.requires_grad_() for x in (q, d)]
+    upstream = tokens(300, seed=3, dtype=torch.float32)
+    found = [
+        torch.autograd.grad(maxsim.score_pairs(q, d, pairs, **options, backend=name), leaves, upstream)
+        for name in ("triton", "hopper")
+    ]
+    assert all(map(torch.equal, *found))
+
+
+def test_chosen_pairs_that_are_not_served():
+    q, pairs = tokens(4, 32, 64), torch.tensor([[0, 1]])
+    with pytest.raises(UnsupportedError, match="codes of all documents"):
+        maxsim.score_pairs(q, maxsim.quantize(tokens(5, 20, 64), "int8"), pairs, backend="hopper")
+    mask = torch.ones(32, 4, dtype=torch.bool, device="cuda").T
+    with pytest.raises(UnsupportedError, match="rows of one matrix"):
+        maxsim.score_pairs(q, tokens(5, 20, 64), pairs, mask, backend="hopper")
 
 
 def test_long_documents_have_wide_winners():

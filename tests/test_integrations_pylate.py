@@ -556,6 +556,21 @@ class TestReal:
             colbert.colbert_scores(q, d[:, 0])
         assert calls() == {"pylate.colbert_scores": 1}
 
+    def test_encoders_know_which_tokens_are_kept(self, host, folder):
+        from maxsim import encode
+
+        encoder = encode.load(f"pylate:{folder}", "cpu")
+        for text, kept in ((" The dog; runs ", "[CLS] [D] The dog runs [SEP]"), ("!", "[CLS] [D] [SEP]")):
+            whole, places = encoder.document_spans(text)
+            assert " ".join(place if isinstance(place, str) else whole[slice(*place)] for place in places) == kept
+            assert len(places) == len(encoder.documents([text])[0])
+        _, places = encoder.query_spans("the dog")
+        assert places[:5] == ["[CLS]", "[Q]", (0, 3), (4, 7), "[SEP]"]
+        assert set(places[5:]) == {"[MASK]"}
+        assert len(places) == len(encoder.queries(["the dog"])[0])
+        long, encoder._model.document_length = "the cat " * 40, 20
+        assert len(encoder.document_spans(long)[1]) == len(encoder.documents([long])[0])
+
 
 def steps(host, folder, make, expansion, **metric):
     """Three steps of a model from the same seed: [(loss, gradients by name)]."""

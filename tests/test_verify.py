@@ -25,13 +25,14 @@ def small(monkeypatch, *layouts: str, dtypes=DTYPES[:1]) -> None:
     monkeypatch.setattr(module, "DTYPES", dtypes)
 
 
-def test_all_is_well(monkeypatch):
-    small(monkeypatch, *LAYOUTS, dtypes=DTYPES)
+@pytest.mark.parametrize("dtypes", [DTYPES[:1], pytest.param(DTYPES, marks=pytest.mark.slow)], ids=["one", "all"])
+def test_all_is_well(dtypes, monkeypatch):
+    small(monkeypatch, *LAYOUTS, dtypes=dtypes)
     told: list[str] = []
     checks = list(verify(CPU, told.append))
     served = {check.backend for check in checks}
     assert "cpu" in served
-    assert len(checks) == len(told) >= len(LAYOUTS) * len(DTYPES)
+    assert len(checks) == len(told) >= len(LAYOUTS) * len(dtypes)
     for check in checks:
         assert check.wrong == (), check
         assert check.same_bits

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .bounds import error_bound
     from .certified import CertifiedTopK, certified_topk
     from .errors import UnsupportedError
+    from .explaining import Explanation, explain
     from .ops import Matches, backend_for, matches, score, score_pairs
     from .packed import Packed, Views
     from .quantized import Quantized
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CertifiedTopK",
     "Corpus",
+    "Explanation",
     "Matches",
     "Packed",
     "Quantized",
@@ -32,6 +34,7 @@ __all__ = [
     "backend_for",
     "certified_topk",
     "error_bound",
+    "explain",
     "matches",
     "quantize",
     "score",
@@ -46,6 +49,7 @@ _ROOMS = {
     "bounds": ("error_bound",),
     "certified": ("CertifiedTopK", "certified_topk"),
     "errors": ("UnsupportedError",),
+    "explaining": ("Explanation", "explain"),
     "ops": ("Matches", "backend_for", "matches", "score", "score_pairs"),
     "packed": ("Packed", "Views"),
     "quantized": ("Quantized",),

@@ -35,17 +35,26 @@ def topk(
     """The k best documents of each query: score descending, then document index ascending. Not differentiable.
 
     Args:
+        queries: as for `score`.
+        documents: as for `score`, without candidates.
         k: at least 0; beyond the number of documents it gives them all.
-        the others: as for `score`, without candidates.
+        query_mask: as for `score`.
+        document_mask: as for `score`.
+        masked: as for `score`.
+        normalize: as for `score`.
+        backend: as for `score`.
 
-    Documents without kept tokens are never hits, and a query without kept tokens has none; a document that scores −inf
-    by its similarities is one. `[NQ, ND]` scores are never held: documents are scored in chunks, whose size changes no
-    hit.
+    Returns:
+        `TopK`: scores, float32 (float64 for float64 inputs), and indices, int64, both `[NQ, min(k, ND)]`, on the
+            documents' device. Documents without kept tokens are never hits, and a query without kept tokens has none;
+            a document that scores −inf by its similarities is one. `[NQ, ND]` scores are never held: documents are
+            scored in chunks, whose size changes no hit.
 
     Raises:
-        TypeError: k that is not an integer.
-        ValueError: negative k; candidates per query.
-        as `score`.
+        TypeError: as `score`, and k that is not an integer.
+        ValueError: as `score`, and negative k, candidates per query.
+        UnsupportedError: as `score`.
+        NotImplementedError: as `score`.
     """
     k = check_k(k)
     with torch.no_grad():

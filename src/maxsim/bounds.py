@@ -30,15 +30,26 @@ def error_bound(
 
     With q_i the kept query tokens, q̂_i what is made of them (of "int8" and "fp8"; else q_i), r the largest ‖d − d̂‖ and
     h the largest ‖d̂‖ of a document's tokens, the bound is Σ‖q_i‖ r + Σ‖q_i − q̂_i‖ h, and what the arithmetic of both
-    scores may add to that (documents in the queries' dtype). It is proven, not estimated: actual differences are
-    several times smaller. Masks leave it valid.
+    scores may add to that (documents in the queries' dtype). It is proven, not estimated: by Cauchy and Schwarz an
+    inner product moves by no more than a norm times a distance, and a maximum by no more than its arguments; sums are
+    bounded as by Higham (Accuracy and Stability of Numerical Algorithms, section 3.1). Actual differences are several
+    times smaller. Masks leave it valid.
+
+    Args:
+        queries: as for `score`.
+        documents: what `quantize` made.
+        query_mask: as for `score`.
+        document_mask: as for `score`.
+        masked: as for `score`.
+        normalize: as for `score`.
 
     Returns:
         float64 `[NQ, ND]` (candidates: `[NQ, K]`), infinite where a query token is not finite.
 
     Raises:
-        as `score`; ValueError also for documents whose tokens were never seen, read from an index of another library,
-        and for `fp8` codes on a GPU, whose tensor cores add up with an error that is not known.
+        TypeError: as `score`, and documents that are not `Quantized`.
+        ValueError: as `score`, and documents whose tokens were never seen, read from an index of another library, and
+            `fp8` codes on a GPU, whose tensor cores add up with an error that is not known.
     """
     if not isinstance(documents, Quantized):
         raise TypeError(f"documents must be Quantized, got {type(documents).__name__}")

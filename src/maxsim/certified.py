@@ -50,19 +50,26 @@ def certified_topk(
     others are scored exactly, the most promising first, until none is left that could be.
 
     Args:
+        queries: as for `topk`.
         documents: the codes, with the mask that `quantize` was given.
         exact: the documents that were quantised, in the same order and dtype and any form, on any device: the GPU may
             hold the codes, and the CPU's memory the documents; or a file of them, mapped by `numpy.memmap(mode="c")` or
             as safetensors are, of which only what is scored is read. (Mapped with mode "r" an array is copied.)
-        k, query_mask, masked, normalize, backend: as for `topk`; `backend` scores the exact documents.
+        k: as for `topk`.
+        query_mask: as for `topk`.
+        masked: as for `topk`.
+        normalize: as for `topk`.
+        backend: what scores the exact documents, as for `topk`.
 
     Returns:
-        on the device of `exact`.
+        `CertifiedTopK`: scores and indices as of `topk`, and rescored, int64 `[NQ]`, on the device of `exact`.
 
     Raises:
-        as `topk`; TypeError, ValueError also for `exact` that cannot be what was quantised: another number, width,
-        lengths or dtype, or scores that are further apart than the bound; and for codes without a bound (`fp8` on a GPU
-        too). Documents of float64 are never served: cast them before `quantize`.
+        TypeError: as `topk`, documents that are not `Quantized`, and `exact` of another dtype than what was quantised.
+            Documents of float64 are never served: cast them before `quantize`.
+        ValueError: as `topk`, and `exact` that cannot be what was quantised: another number, width or lengths, or
+            scores that are further apart than the bound; codes without a bound (`fp8` on a GPU too).
+        UnsupportedError: as `topk`.
     """
     k = check_k(k)
     if not isinstance(documents, Quantized):

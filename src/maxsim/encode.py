@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -31,6 +31,7 @@ BATCH_TOKENS = {
 }  # padded tokens in one forward pass: on a CPU a small batch stays in the cache
 
 Progress = Callable[[int], None]
+Place: TypeAlias = tuple[int, int] | str  # characters start to end of a text, or the name of a special token
 
 
 class EncoderError(RuntimeError):
@@ -62,11 +63,16 @@ class Encoder(Protocol):
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
         """The same for queries, which some models encode differently."""
 
-    def document_tokens(self, text: str) -> list[str]:
-        """The piece of text behind each row of `documents([text])[0]`."""
+    def document_spans(self, text: str) -> tuple[str, list[Place]]:
+        """The text that is encoded, after its prompt, and where in it the token of each row of `documents([text])[0]`
+        stands; of a token that is no piece of it the name.
 
-    def query_tokens(self, text: str) -> list[str]:
-        """The piece of text behind each row of `queries([text])[0]`."""
+        Raises:
+            EncoderError: the model does not say.
+        """
+
+    def query_spans(self, text: str) -> tuple[str, list[Place]]:
+        """The same for a query."""
 
 
 def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encoder:
@@ -143,11 +149,11 @@ class TransformerEncoder:
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
         return self._encode(texts, True, progress)
 
-    def document_tokens(self, text: str) -> list[str]:
-        return self._pieces(self._document_prompt + text, self.limit)
+    def document_spans(self, text: str) -> tuple[str, list[Place]]:
+        return self._spans(self._document_prompt + text, self.limit)
 
-    def query_tokens(self, text: str) -> list[str]:
-        return self._pieces(self._query_prompt + text, QUERY_TOKENS)
+    def query_spans(self, text: str) -> tuple[str, list[Place]]:
+        return self._spans(self._query_prompt + text, QUERY_TOKENS)
 
     def _tokenize(self, texts: list[str], limit: int) -> Any:
         return self._tokenizer(
@@ -190,10 +196,10 @@ class TransformerEncoder:
         longest = max(map(len, rows))
         return torch.tensor([row + [fill] * (longest - len(row)) for row in rows], device=self._device)
 
-    def _pieces(self, text: str, limit: int) -> list[str]:
+    def _spans(self, text: str, limit: int) -> tuple[str, list[Place]]:
         rows = self._tokenize([text], limit)
         pairs = zip(rows["offset_mapping"][0], rows["special_tokens_mask"][0], strict=True)
-        return [text[start:end] for (start, end), special in pairs if not special]
+        return text, [(start, end) for (start, end), special in pairs if not special]
 
 
 class PylateEncoder:
@@ -231,11 +237,36 @@ class PylateEncoder:
             found += [len(ids) > room for ids in rows["input_ids"]]
         return found
 
-    def document_tokens(self, text: str) -> list[str]:
-        raise EncoderError("a PyLate model does not say which piece of text is behind an embedding")
+    def document_spans(self, text: str) -> tuple[str, list[Place]]:
+        return self._spans(text, False)
 
-    def query_tokens(self, text: str) -> list[str]:
-        return self.document_tokens(text)
+    def query_spans(self, text: str) -> tuple[str, list[Place]]:
+        return self._spans(text, True)
+
+    def _spans(self, text: str, is_query: bool) -> tuple[str, list[Place]]:
+        """PyLate says which tokens it kept, and the tokenizer where a text's stand; others are its own, [Q] say."""
+        text = text.strip()  # as the model does
+        made = self._model.encode([text], is_query=is_query, show_progress_bar=False, output_value=None)
+        if not isinstance(made, dict) or not {"input_ids", "masks"} <= made.keys():
+            raise EncoderError("this version of PyLate does not say which tokens its embeddings are of")
+        tokenizer = self._model.tokenizer
+        rows = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+        theirs = [
+            (id, place)
+            for id, place, special in zip(
+                rows["input_ids"], rows["offset_mapping"], rows["special_tokens_mask"], strict=True
+            )
+            if not special
+        ]
+        places: list[Place] = []
+        at = 0
+        for id, kept in zip(made["input_ids"][0].tolist(), made["masks"][0].tolist(), strict=True):
+            name, place = str(tokenizer.convert_ids_to_tokens(id)).strip(), None
+            if at < len(theirs) and theirs[at][0] == id:
+                place, at = theirs[at][1], at + 1
+            if kept:
+                places.append(name if place is None else place)
+        return text, places
 
     def _encode(self, texts: Sequence[str], is_query: bool, progress: Progress | None) -> list[torch.Tensor]:
         result: list[torch.Tensor] = []

@@ -1,16 +1,18 @@
-"""Texts into a corpus and matches out of it: the join of encoders, corpus and scoring."""
+"""Texts into a corpus and explanations of its hits: the join of encoders, corpus and scoring."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .encode import Encoder, Progress
-from .ops import matches
+from . import explaining
+from .encode import Encoder, EncoderError, Place, Progress
+from .explaining import Explanation
+from .explaining.images import data_uri, patch_grid
 from .search import Corpus
 from .sources import SourceError, Text
 
@@ -26,14 +28,6 @@ class Indexed(NamedTuple):
 
     added: int
     replaced: int
-
-
-class Match(NamedTuple):
-    """A query token, the document token it matched, and their similarity."""
-
-    query: str
-    document: str
-    similarity: float
 
 
 def new_texts(corpus: Corpus, texts: Iterable[Text], replace: bool = False) -> Iterator[Text]:
@@ -129,30 +123,88 @@ def index_texts(
     return Indexed(added, replaced)
 
 
-def explain(corpus: Corpus, encoder: Encoder, query: str, id: str | int) -> list[Match]:
-    """For each query token the document token that it matched; [] where either side has no tokens.
+def explain(
+    corpus: Corpus, encoder: Encoder, query: str, id: str | int, embedding: Tensor | None = None
+) -> Explanation:
+    """The score that a search gives a document, token by token.
+
+    Tokens whose texts are not known (the corpus keeps none, another model made the embeddings, the model does not say)
+    are called by their numbers, and a note says why. Where the document's metadata have "patches", as for
+    `maxsim.explain`, its tokens are patches of a page, and "image" may be a data URI or a path, relative to the corpus'
+    folder.
+
+    Args:
+        embedding: what `encoder.queries` made of the query, float `[L, D]`; None: made here.
 
     Raises:
         KeyError: no such document.
-        ValueError: the document's text is not kept, or it was encoded by another model.
+        ValueError: NaN or infinity in the query's embedding, which no search takes.
     """
     document = corpus.get(id)
-    if document.text is None:
-        raise ValueError(f"the corpus keeps no text for {id!r}")
-    pieces = encoder.document_tokens(document.text)
-    if len(pieces) != len(document.embeddings):
-        raise ValueError(
-            f"document {id!r} has {len(document.embeddings)} embeddings, {encoder.name} makes {len(pieces)}"
+    if embedding is None:
+        (embedding,) = encoder.queries([query])
+    notes: list[str] = []
+    query_text, query_spans = _text(encoder.query_spans, query, len(embedding), "query", notes)
+    count = len(document.embeddings)
+    image, patches = _patches(corpus, document.metadata or {}, count, notes)
+    text = document_spans = None
+    if patches is not None:
+        pass  # a text that is kept beside a page is not what was encoded
+    elif document.text is not None:
+        text, document_spans = _text(encoder.document_spans, document.text, count, "document", notes)
+    else:
+        notes.append("The corpus keeps no text of this document: its tokens are called by their numbers.")
+    codes = corpus.codes(id)
+    return explaining.explain(
+        embedding.to(document.embeddings),
+        document.embeddings if codes is None else codes,
+        query_text=query_text,
+        query_tokens=query_spans,
+        document_text=text,
+        document_tokens=document_spans,
+        image=image,
+        patches=patches,
+        name=document.id,
+        notes=notes,
+    )
+
+
+def _text(
+    spans_of: Callable[[str], tuple[str, list[Place]]], text: str, count: int, side: str, notes: list[str]
+) -> tuple[str | None, list[Place] | None]:
+    """A text and the places of its tokens, or nothing and a note."""
+    try:
+        whole, spans = spans_of(text)
+    except EncoderError as error:
+        notes.append(f"The tokens of the {side} are called by their numbers: {error}.")
+        return None, None
+    if len(spans) != count:
+        notes.append(
+            f"The {side} has {count} embeddings, but its text {len(spans)} tokens: another model made them. They are "
+            "called by their numbers."
         )
-    embedding = encoder.queries([query])[0]
-    if not pieces or not len(embedding):
-        return []
-    found = matches([embedding.to(document.embeddings)], [document.embeddings])
-    winners, similarities = found.index[0, 0].tolist(), found.similarity[0, 0].tolist()
-    return [
-        Match(token, pieces[winner], similarity)
-        for token, winner, similarity in zip(encoder.query_tokens(query), winners, similarities, strict=True)
-    ]
+        return None, None
+    return whole, spans
+
+
+def _patches(corpus: Corpus, metadata: dict[str, Any], count: int, notes: list[str]) -> tuple[str | None, Any]:
+    """The image, as a data URI, and the patches of a page, as far as they are kept and right."""
+    patches, image = metadata.get("patches"), metadata.get("image")
+    if patches is None:
+        return None, None
+    try:
+        grid = patch_grid(patches, count)
+    except (ValueError, TypeError) as error:
+        notes.append(f"The metadata of this document say something else of its patches: {error}.")
+        return None, None
+    if image is None:
+        return None, grid
+    try:
+        named = isinstance(image, str) and not image.startswith("data:")
+        return data_uri(corpus.path / image if named else image), grid
+    except (OSError, ValueError, TypeError) as error:
+        notes.append(f"The image of this document cannot be shown: {error}.")
+        return None, grid
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:

@@ -13,6 +13,7 @@ from .autograd import planned_scores
 from .dispatch import select
 from .graph import differentiable_scores, run
 from .layout import Array, MaskLike, Problem, TokensLike, make_problem
+from .result import Scored
 
 
 class Matches(NamedTuple):
@@ -95,15 +96,25 @@ def score_pairs(
     """Scores of chosen (query, document) pairs. Differentiable in both.
 
     Args:
-        pairs: int `[P, 2]`, (query, document) a row, in any order, repeats allowed. None: query i with document i.
-        the others: as for `score`.
+        queries: as for `score`.
+        documents: as for `score`, without candidates.
+        pairs: int32 or int64 `[P, 2]`, (query, document) a row, in any order, repeats allowed. None: query i with
+            document i.
+        query_mask: as for `score`.
+        document_mask: as for `score`.
+        masked: as for `score`.
+        normalize: as for `score`.
+        backend: as for `score`.
 
     Returns:
         float32 (float64 for float64 inputs) `[P]`, each with the bits that `score` gives that pair.
 
     Raises:
-        as `score`; ValueError also for pairs out of range (checked where they are on the CPU, clamped on a GPU and
-        in a compiled function).
+        TypeError: as `score`, and pairs that are not whole numbers.
+        ValueError: as `score`, and pairs of another shape or out of range (checked where they are on the CPU, clamped
+            on a GPU and in a compiled function); without pairs, numbers of queries and documents that differ.
+        UnsupportedError: as `score`.
+        NotImplementedError: as `score`.
     """
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize, pairs, pairwise=True)
     return differentiable_scores(problem, backend)
@@ -120,19 +131,32 @@ def matches(
 ) -> Matches:
     """Which document token each query token matched: the explanation of a score, token by token. Not differentiable.
 
-    Arguments and errors as for `score`. Equal similarities: the lowest document token wins. An item of a ragged form
-    that is shorter than the longest query is filled with index −1 and similarity 0. Packed queries whose offsets live
-    on a GPU are the one form that is waited for: their longest length is a dimension of the result.
+    Packed queries whose offsets live on a GPU are the one form that is waited for: their longest length is a dimension
+    of the result.
+
+    Args:
+        queries: as for `score`.
+        documents: as for `score`.
+        query_mask: as for `score`.
+        document_mask: as for `score`.
+        masked: as for `score`.
+        normalize: as for `score`.
+        backend: as for `score`.
+
+    Returns:
+        `Matches`: index, int64, and similarity, float32 (float64 for float64 inputs), both `[NQ, ND, LQ]`, with
+            candidates `[NQ, K, LQ]`, on the documents' device. Of equal similarities the lowest document token wins. A
+            query of a ragged form that is shorter than the longest is filled with index −1 and similarity 0.
+
+    Raises:
+        TypeError: as `score`.
+        ValueError: as `score`.
+        UnsupportedError: as `score`.
+        NotImplementedError: as `score`.
     """
     with torch.no_grad():
         problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
-        result = run(problem, backend, winners=True, maxima=True)
-        assert result.winners is not None
-        assert result.maxima is not None
-        index = result.winners.long()
-        if result.winners.dtype == torch.int16:
-            index = torch.where(index == -1, index, index & 0xFFFF)
-        return Matches(_per_token(index, problem, -1), _per_token(result.maxima, problem, 0))
+        return matches_of(run(problem, backend, winners=True, maxima=True), problem)
 
 
 def backend_for(
@@ -143,10 +167,36 @@ def backend_for(
     masked: str = "exclude",
     normalize: bool = False,
 ) -> str:
-    """The name of the backend that `score` would take for these arguments ("cpu", "triton" or "hopper"). Errors as for
-    `score`."""
+    """Which backend `score` would take for these arguments. Nothing is scored.
+
+    Args:
+        queries: as for `score`.
+        documents: as for `score`.
+        query_mask: as for `score`.
+        document_mask: as for `score`.
+        masked: as for `score`.
+        normalize: as for `score`.
+
+    Returns:
+        "cpu", "triton" or "hopper".
+
+    Raises:
+        TypeError: as `score`.
+        ValueError: as `score`.
+        UnsupportedError: as `score`.
+    """
     problem = make_problem(queries, documents, query_mask, document_mask, masked, normalize)
     return select(problem).NAME
+
+
+def matches_of(result: Scored, problem: Problem) -> Matches:
+    """What a backend found, by query and document."""
+    assert result.winners is not None
+    assert result.maxima is not None
+    index = result.winners.long()
+    if result.winners.dtype == torch.int16:
+        index = torch.where(index == -1, index, index & 0xFFFF)
+    return Matches(_per_token(index, problem, -1), _per_token(result.maxima, problem, 0))
 
 
 def _grid(scores: Tensor, problem: Problem) -> Tensor:

@@ -166,7 +166,17 @@ class Packed:
 
     @classmethod
     def from_list(cls, items: Sequence[Any]) -> Packed:
-        """Packs a list of `[L_i, D]` (one copy; gradients flow back to the items)."""
+        """Packs a list (one copy; gradients flow back to the items).
+
+        Args:
+            items: `[L_i, D]` each, torch or numpy, all of one width and device. Of several dtypes they get the one that
+                `torch.cat` gives.
+
+        Raises:
+            TypeError: an item that is neither a tensor nor an array of floats.
+            ValueError: no items, whose width would be unknown; an item without two dimensions.
+            RuntimeError: widths or devices that differ.
+        """
         tensors = [as_tensor(item, f"items[{i}]") for i, item in enumerate(items)]
         if not tensors:
             raise ValueError("cannot pack an empty list: its width is unknown")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .layout import MaskLike, Tokens, TokensLike, check_tokens, tokens_of
+from .packed import Packed
 from .quantized import Codes, Quantized, product, residual, scaled
 from .quantized.codes import CODECS, owners, rows_of
 from .quantized.container import BLOCK
@@ -55,9 +56,14 @@ def quantize(
     Centroids, buckets and codewords are trained on a sample of the documents: k-means, the same result on every run.
     The score of "residual" and "pq" documents is that of `dequantize(queries.dtype)`.
 
+    Sources: "fp8" is E4M3 of Micikevicius et al. (arXiv 2209.05433); "residual" is the compression of ColBERTv2
+    (Santhanam et al., arXiv 2112.01488, section 3.3); "pq" is product quantisation (Jégou et al., IEEE TPAMI 33 (1),
+    2011); the straight-through estimator is that of Bengio et al. (arXiv 1308.3432).
+
     Args:
         documents: as for `score`, in any float dtype; `Views` and jagged tensors with gaps are packed. They stay as
             they are and are read in blocks: besides the codes, and a sample, nothing of their size is held.
+        codec: "int8", "fp8", "residual" or "pq"; None is that of `like`, or "int8".
         document_mask: as for `score`. What it leaves out is not looked at, has codes of 0 and is left out of every
             score of the result.
         normalize: quantise unit vectors (each token divided by its L2 norm), for scores with `normalize=True`, which
@@ -82,9 +88,10 @@ def quantize(
         `Quantized` on the documents' device, in their layout.
 
     Raises:
-        TypeError, ValueError: as `score`; TypeError also for `straight_through` with documents of float64; ValueError
-            also for an unknown codec, options that are wrong or of another codec, for an empty list of documents, whose
-            width is unknown, and for NaN or infinity in a kept token; says where. On a GPU this waits for the device.
+        TypeError: as `score`, and `straight_through` with documents of float64.
+        ValueError: as `score`, an unknown codec, options that are wrong or of another codec, an empty list of
+            documents, whose width is unknown, and NaN or infinity in a kept token; says where. On a GPU this waits for
+            the device.
     """
     options = {"scale": scale, "bits": bits, "centroids": centroids, "renormalize": renormalize, "parts": parts}
     given = {name: value for name, value in options.items() if value is not None}
@@ -213,13 +220,13 @@ def _encode(
 def of_unseen(documents: Quantized) -> tuple[Tensor, Tensor]:
     """`radius` and `norm`, float32 `[N]`, of documents one after another that another library has quantised: how far
     they are from what they were is not known, so the radius is infinite."""
-    assert documents.ends is not None
-    read = documents.parameters.reader(documents.codes)
+    decoded = documents.dequantize()
+    assert isinstance(decoded, Packed)
     norm = torch.zeros(len(documents), dtype=torch.float64)
-    for low in range(0, len(documents.codes), BLOCK):
-        high = min(low + BLOCK, len(documents.codes))
-        length = read(slice(low, high)).double().norm(dim=1)
-        norm.scatter_reduce_(0, owners(low, high, documents.ends), length, "amax")
+    for low in range(0, len(decoded.tokens), BLOCK):
+        high = min(low + BLOCK, len(decoded.tokens))
+        length = decoded.tokens[low:high].double().norm(dim=1)
+        norm.scatter_reduce_(0, owners(low, high, decoded.ends), length, "amax")
     return torch.full((len(documents),), math.inf), _up(norm)
 
 

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from ..gpu import MOST_TOKENS, again, backward, codes_unsupported, on_device, outputs, side
+from ..kernels.chosen import chosen
 from ..kernels.configs import (
     FewConfig,
     few_codes_config,
@@ -64,13 +65,14 @@ def unsupported(problem: Problem) -> Sequence[str]:
         why.append("does not normalise")
     q = problem.queries
     if problem.pairs is not None:
-        why.append("scores every query with every document or with its own candidates, not chosen pairs")
+        why += _pairs_unsupported(problem)
+    own, count = _own(problem), d.count if problem.pairs is None else problem.pairs.shape[0]
     widest = 128 if _single(problem) else 256
-    if problem.per_query and d.width > widest:
-        why.append(f"serves {d.data.dtype} candidates of width 1 to {widest}, not {d.width}")
+    if own and d.width > widest:
+        why.append(f"serves {d.data.dtype} candidates and pairs of width 1 to {widest}, not {d.width}")
     most = PARTS_BYTES // (8 * max(1, -(-q.max_length // 256)))
-    if problem.per_query and d.count > most:
-        why.append(f"serves at most {most} candidates of queries of {q.max_length} tokens, not {d.count}")
+    if own and count > most:
+        why.append(f"serves at most {most} candidates or pairs of queries of {q.max_length} tokens, not {count}")
     if q.max_length > MOST_TOKENS:
         why.append(f"serves at most {MOST_TOKENS} tokens a query")
     if q.ragged and q.count > 1 and q.max_length == q.data.shape[0]:  # offsets on the card: any may be the longest
@@ -93,6 +95,22 @@ def _decoded_unsupported(problem: Problem) -> list[str]:
             why.append(f"serves pq candidates of queries of up to 32 tokens, not {problem.queries.max_length}")
     elif codes.width % 8 or hopper_decoded_config(codes.width, codes.bits) is None:
         why.append(f"serves {codes.codec} codes of widths that 8 divides up to 256, of 8 bits 128, not {codes.width}")
+    return why
+
+
+def _own(problem: Problem) -> int:
+    """How many documents of its own each query has; 0: all. Chosen pairs are queries with one each (`chosen`)."""
+    return problem.per_query if problem.pairs is None else 1
+
+
+def _pairs_unsupported(problem: Problem) -> list[str]:
+    """Of pairs chosen by index."""
+    q, why = problem.queries, []
+    if problem.documents.codes is not None:
+        why.append("serves codes of all documents or of each query's own candidates, not of chosen pairs")
+    item, follow = _rows(q)[1], 0 if q.ragged else q.max_length
+    if item is None or (q.mask is not None and not (q.mask.is_contiguous() and item == follow)):
+        why.append("needs queries of chosen pairs as rows of one matrix, and their mask likewise")
     return why
 
 
@@ -120,7 +138,7 @@ def _not_addressable(d: Tokens) -> list[str]:
 
 
 def _rows(d: Tokens) -> tuple[int, int | None]:
-    """Documents as a matrix: its rows, and after how many rows the next padded one begins (ragged ones: 0), None where
+    """Items as a matrix: its rows, and after how many rows the next padded one begins (ragged ones: 0), None where
     they do not lie so."""
     if d.ragged:
         return d.data.shape[0], 0
@@ -142,9 +160,11 @@ def _rows(d: Tokens) -> tuple[int, int | None]:
 
 def preferred(problem: Problem) -> bool:
     """Whether this is the fastest for as much work: below, the portable kernels start sooner."""
-    q, d, own = problem.queries, problem.documents, problem.per_query
+    q, d, own = problem.queries, problem.documents, _own(problem)
     rows = (1 if own else q.count) * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
+    if problem.pairs is not None:
+        tokens = problem.pairs.shape[0] * d.max_length
     single, codes = _single(problem), d.codes is not None  # products of codes take half the time
     if d.codes is not None and not d.codes.scaled:  # the portable kernel takes 5 times as long to decode
         return tokens * d.width >= 1 << 20
@@ -177,7 +197,7 @@ def preferred(problem: Problem) -> bool:
 def _few(problem: Problem, winners: bool) -> FewConfig | None:
     """The tiles where the kernel for few query rows serves."""
     q = problem.queries
-    rows = (1 if problem.per_query else q.count) * max(16, power_of_two(q.max_length))
+    rows = (1 if _own(problem) else q.count) * max(16, power_of_two(q.max_length))
     codes = problem.documents.codes
     if codes is not None and codes.codec == "pq":
         return few_product_config(rows, winners)
@@ -195,9 +215,9 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
     out = outputs(problem, winners, maxima)
     rows, item = _rows(d)
     _, processors = _card(problem.device)
-    own = problem.per_query
+    own = _own(problem)
     precision, config, few = "native", hopper_config(q.width), _few(problem, winners)
-    of_documents = side(d)
+    of_queries, of_documents = side(q), side(d)
     if d.codes is not None and d.codes.codec == "pq":
         config = hopper_product_config()
     elif of_documents.decoder is not None:
@@ -214,15 +234,21 @@ def forward(problem: Problem, winners: bool, maxima: bool) -> Scored:
         precision = "f16x3" if float32_is_exact() else "f16"
         config = hopper_float32_config(q.width, precision, winners)
     with on_device(problem.device):
+        if problem.pairs is not None:
+            q_rows, q_item = _rows(q)
+            of_queries, of_documents = chosen(
+                of_queries, of_documents, problem.pairs, (q_rows, q_item or 0), (rows, item or 0)
+            )
+            item = 0
         launch: Repeatable | None = None
         places = out, rows, item or 0, processors
         if d.codes is not None and d.codes.codec == "pq":
             if few is not None:
-                hopper_product_few(side(q), of_documents, *places, problem.masked_zero, few, own)
+                hopper_product_few(of_queries, of_documents, *places, problem.masked_zero, few, own)
             else:
-                hopper_product(side(q), of_documents, *places, problem.masked_zero, config)
+                hopper_product(of_queries, of_documents, *places, problem.masked_zero, config)
         elif few is not None:
-            launch = hopper_few(side(q), of_documents, *places, precision, problem.masked_zero, few, own)
+            launch = hopper_few(of_queries, of_documents, *places, precision, problem.masked_zero, few, own)
         else:
-            launch = hopper_scores(side(q), of_documents, *places, precision, problem.masked_zero, config, own)
+            launch = hopper_scores(of_queries, of_documents, *places, precision, problem.masked_zero, config, own)
     return Scored(*out, again(launch, problem, out))

@@ -31,9 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (
-    searching.search, searching.rerank, embeddings.add, changes.delete, changes.compact, embeddings.export,
-):  # fmt: skip
+app.command(cls=searching.Search)(searching.search)
+for command in (searching.rerank, embeddings.add, changes.delete, changes.compact, embeddings.export):
     app.command()(command)
 
 

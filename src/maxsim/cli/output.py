@@ -51,5 +51,12 @@ def print_hits(results: list[dict[str, Any]]) -> None:
             typer.echo("no hits")
         for rank, hit in enumerate(result["hits"], 1):
             typer.echo(f"{rank:>3}  {hit['score']:8.4f}  {shown(hit['id'])}  {one_line(hit['text'] or '')}")
+            for note in hit.get("notes", []):
+                typer.echo(f"{'':>15}({note})")
             for match in hit.get("matches", []):
-                typer.echo(f"{'':>15}{match['query']} → {match['document']}  {match['similarity']:.3f}")
+                query = f"#{match['position']}" if match["query"] is None else match["query"]
+                document = f"#{match['index']}" if match["document"] is None else match["document"]
+                share = "" if match["share"] is None else f"  {100 * match['share']:.1f} %"
+                typer.echo(f"{'':>15}{query} → {document}  {match['similarity']:.3f}{share}")
+        if "page" in result:
+            typer.echo(f"explained in {result['page']}")

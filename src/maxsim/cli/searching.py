@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from .. import sources
 from . import ranks
@@ -18,6 +19,21 @@ from .output import passed_over, print_hits, print_json, warn, warn_cut
 if TYPE_CHECKING:
     from ..encode import Encoder
     from ..search import Corpus, Hit
+
+
+PAGES = (".html", ".htm")
+
+
+class Search(TyperCommand):
+    """`--explain` with a value or without one, which the parser does not know: what follows is its value where that is
+    the name of a page, and a query otherwise."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        for n, word in enumerate(args[:end]):
+            if word == "--explain" and not "".join(args[n + 1 : n + 2]).lower().endswith(PAGES):
+                args = [*args[:n], "--explain=", *args[n + 1 :]]
+        return super().parse_args(ctx, args)
 
 
 @plain_errors
@@ -38,7 +54,14 @@ def search(
             help="Only documents with this in their metadata; of one field any of several will do.",
         ),
     ] = None,
-    explain: Annotated[bool, typer.Option(help="Show which token of the document each query token matched.")] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[PAGE.html]",
+            help="Show which token of the document each query token matched: here, or on a page that a browser shows. "
+            "Several queries have a page each, PAGE-1.html and so on.",
+        ),
+    ] = None,
     model: Model = None,
     device: Device = None,
     as_json: Json = False,
@@ -58,9 +81,11 @@ def search(
         if empty:
             warn(passed_over(empty, "query"))
     fields = filter_of(filter or [])
+    page = _page_of(explain)
     if not asked:
         raise typer.BadParameter("give at least one query, or --queries FILE", param_hint="QUERY")
     from .. import indexing
+    from ..explaining import page as page_of
     from ..search import Corpus, together
 
     with ranks.joined(device) as rank:
@@ -79,15 +104,22 @@ def search(
         for field in opened.fields_without_documents(fields):
             warn(f"no document has a field {field!r} in its metadata")
     warn_cut(encoder.cut_queries, "query", encoder.query_limit, "is not searched for")
-    results = []
-    for (id, text), hits in zip(asked, found, strict=True):
+    results: list[dict[str, Any]] = []
+    for (id, text), embedding, hits in zip(asked, embeddings, found, strict=True):
         rows = _rows(opened, hits)
-        if explain:
-            for row in rows:
-                with refusals():
-                    matches = indexing.explain(opened, encoder, text, row["id"])
-                row["matches"] = [match._asdict() for match in matches]
-        results.append({**({} if id is None else {"id": id}), "query": text, "hits": rows})
+        result = {**({} if id is None else {"id": id}), "query": text, "hits": rows}
+        if explain is not None:
+            with refusals():
+                found_of = [indexing.explain(opened, encoder, text, row["id"], embedding) for row in rows]
+            if page is None:
+                for row, explanation in zip(rows, found_of, strict=True):
+                    row["matches"] = [match._asdict() for match in explanation.matches]
+                    row["notes"] = list(explanation.notes)
+            elif found_of:
+                path = page if len(asked) == 1 else page.with_stem(f"{page.stem}-{len(results) + 1}")
+                path.write_text(page_of(found_of), encoding="utf-8")
+                result["page"] = str(path)
+        results.append(result)
     if as_json:
         print_json(results)
     else:
@@ -119,6 +151,18 @@ def rerank(
         print_json(results)
     else:
         print_hits(results)
+
+
+def _page_of(explain: str | None) -> Path | None:
+    """The page to write, None where matches are printed."""
+    if not explain:
+        return None
+    path = Path(explain)
+    if path.suffix.lower() not in PAGES:
+        raise typer.BadParameter(f"a page is a file that ends in .html, got {explain!r}", param_hint="--explain")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"no folder {path.parent} for the page", param_hint="--explain")
+    return path
 
 
 def _not_empty(query: str) -> str:

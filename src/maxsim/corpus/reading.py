@@ -147,13 +147,16 @@ class Reader:
     def get(self, id: Id) -> Document:
         """One document.
 
+        Args:
+            id: as it was added.
+
         Raises:
             KeyError: an id that is not there.
             TypeError, ValueError: an id that no document can have.
             CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
         """
         with self._catalogue.reading() as db:
-            held = sql.held(db, self._catalogue.path, check_id(id))
+            held = sql.holding(db, self._catalogue.path)(check_id(id))
             if held is None:
                 raise KeyError(f"no document has the id {id!r}")
             snapshot = self._refresh(db)
@@ -171,20 +174,41 @@ class Reader:
         return Document(held.id, embeddings, held.text, held.metadata)
 
     def texts(self, ids: Iterable[Id]) -> dict[Id, str | None]:
-        """The texts of those of `ids` that are in the corpus, None for a document without one.
+        """The texts of those of `ids` that are in the corpus.
+
+        Args:
+            ids: any iterable of ids; those that are not there are left out of the result.
+
+        Returns:
+            text by id, None for a document without one.
 
         Raises:
             TypeError, ValueError: an id that no document can have, or a single str instead of ids.
             FileNotFoundError, CorpusError: the catalogue has gone, or cannot be read.
         """
         with self._catalogue.reading() as db:
-            found = ((id, sql.held(db, self._catalogue.path, id)) for id in id_list(ids))
+            find = sql.holding(db, self._catalogue.path)
+            found = ((id, find(id)) for id in id_list(ids))
             return {id: held.text for id, held in found if held is not None}
 
     def metadata(self, ids: Iterable[Id]) -> dict[Id, dict[str, Any] | None]:
-        """The metadata of those of `ids` that are in the corpus, None for a document without any. Errors as `texts`."""
+        """The metadata of those of `ids` that are in the corpus.
+
+        Args:
+            ids: as for `texts`.
+
+        Returns:
+            a dict by id, None for a document without any.
+
+        Raises:
+            TypeError: as `texts`.
+            ValueError: as `texts`.
+            FileNotFoundError: as `texts`.
+            CorpusError: as `texts`.
+        """
         with self._catalogue.reading() as db:
-            found = ((id, sql.held(db, self._catalogue.path, id)) for id in id_list(ids))
+            find = sql.holding(db, self._catalogue.path)
+            found = ((id, find(id)) for id in id_list(ids))
             return {id: held.metadata for id, held in found if held is not None}
 
     def fields_without_documents(self, names: Iterable[str]) -> list[str]:
@@ -239,6 +263,10 @@ class Reader:
     def select(self, subset: Iterable[Id] | None = None, filter: Mapping[str, Any] | None = None) -> Selection:
         """What a search reads now.
 
+        Args:
+            subset: ids to search in, None for all.
+            filter: metadata that documents must have, None for any.
+
         Raises:
             KeyError: an id of `subset` that is not there.
             TypeError, ValueError: a filter of another form.
@@ -259,6 +287,9 @@ class Reader:
     def locate(self, ids: Iterable[Id]) -> tuple[Selection, list[int]]:
         """A snapshot with these documents selected, and the position of each.
 
+        Args:
+            ids: any iterable of ids; one that comes twice has its position twice.
+
         Raises:
             KeyError: an id that is not there.
         """
@@ -269,7 +300,11 @@ class Reader:
         return Selection(snapshot, list(snapshot.places(chosen))), positions
 
     def ids_at(self, positions: Iterable[int]) -> dict[int, Id]:
-        """Ids by position, deleted documents included until `compact` drops them."""
+        """Ids by position, deleted documents included until `compact` drops them.
+
+        Args:
+            positions: places in the order of adding; those that hold nothing are left out of the result.
+        """
         with self._catalogue.reading() as db:
             query = "SELECT id FROM documents WHERE position = ?"
             found = ((position, db.execute(query, (position,)).fetchone()) for position in positions)

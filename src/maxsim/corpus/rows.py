@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from .catalogue import format_of
 from .coding import NAMES
 from .errors import CorpusError
 from .filtering import Filter
-from .sums import OF_ROW, SEGMENTS, broken_rows, has_cut, row_sum
+from .sums import OF_ROW, SEGMENTS, has_cut, row_sum, rows_sum
 
 CHANGED_ROW = "the row of the document at position {} has changed since it was written (checksum differs)"
 
@@ -153,23 +153,30 @@ def find(db: sqlite3.Connection, id: str | int, columns: str = "position") -> An
     return db.execute(f"SELECT {columns} FROM documents WHERE id = ? AND deleted = 0", (id,)).fetchone()
 
 
-def held(db: sqlite3.Connection, path: Path, id: str | int) -> Held | None:
-    """A document that is not deleted, None if there is none.
+def holding(db: sqlite3.Connection, path: Path) -> Callable[[str | int], Held | None]:
+    """→ held(id), a document that is not deleted, None if there is none.
 
     Raises:
-        CorpusError: its row has changed since it was written.
+        CorpusError: (held) its row has changed since it was written.
     """
-    row = find(db, id, "position, id, text, metadata")
-    if row is None:
-        return None
-    position = row[0]
-    if format_of(db) >= 3 and broken_rows(db, position):
-        raise CorpusError(f"{path}: {CHANGED_ROW.format(position)}")
-    try:
-        metadata = None if row[3] is None else json.loads(row[3])
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CorpusError(f"{path}: the metadata of the document at position {position} are no JSON") from error
-    return Held(position, row[1], row[2], metadata)
+    checked = rows_sum(db) if format_of(db) >= 3 else None
+    query = (
+        f"SELECT {OF_ROW}, {'0, 0' if checked is None else checked.columns} FROM documents WHERE id = ? AND deleted = 0"
+    )
+
+    def held(id: str | int) -> Held | None:
+        row = db.execute(query, (id,)).fetchone()
+        if row is None:
+            return None
+        position, found, text, metadata = row[:4]
+        if checked is not None and checked.differs(row):
+            raise CorpusError(f"{path}: {CHANGED_ROW.format(position)}")
+        try:
+            return Held(position, found, text, None if metadata is None else json.loads(metadata))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CorpusError(f"{path}: the metadata of the document at position {position} are no JSON") from error
+
+    return held
 
 
 def set_beside(db: sqlite3.Connection, position: int, text: str | None, metadata: str | None) -> None:

@@ -65,7 +65,12 @@ class Store(Reader):
             encoder: name of the model whose embeddings these are, kept for those who search with texts.
             exact: of codes: "float16", "bfloat16" or "float32" keeps a copy of the embeddings beside them, of which a
                 search reads only what the codes do not rule out: hits and scores are those of a corpus of that dtype.
-            scale, bits, centroids, renormalize, parts, seed: of the codec, as for `maxsim.quantize`.
+            scale: of "int8" and "fp8", as for `maxsim.quantize`.
+            bits: of "residual", as for `maxsim.quantize`.
+            centroids: of "residual", as for `maxsim.quantize`.
+            renormalize: of "residual", as for `maxsim.quantize`.
+            parts: of "pq", as for `maxsim.quantize`.
+            seed: of the training of "residual" and "pq", as for `maxsim.quantize`.
             like: documents of this codec and width whose centroids, buckets and codewords are taken. None: "residual"
                 and "pq" train theirs on the documents of the first segment that `add` writes (240 MiB, or what the
                 first call adds), so the first call should bring many.
@@ -239,8 +244,10 @@ class Store(Reader):
         """Change documents that are there, all or none. What is not given stays as it is.
 
         Args:
-            ids, embeddings, texts, metadata: as for `add`. Documents with new embeddings stand last in the order of
-                adding.
+            ids: of documents that are there, each once.
+            embeddings: as for `add`; None leaves them. Documents with new ones stand last in the order of adding.
+            texts: as for `add`; None leaves them.
+            metadata: as for `add`; None leaves them.
 
         Returns:
             the number of documents changed.
@@ -287,7 +294,13 @@ class Store(Reader):
         return freed
 
     def delete(self, ids: Iterable[Id]) -> int:
-        """Delete documents, all or none; their ids may be added again. Returns how many were deleted.
+        """Delete documents, all or none; their ids may be added again.
+
+        Args:
+            ids: any iterable of ids; one that comes twice counts once.
+
+        Returns:
+            how many were deleted.
 
         Raises:
             KeyError: an id that is not there.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import zlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 # As SQLite gives them back; of `corpus` all but its own checksum.
 SETTINGS = "dim, dtype, encoder, generation, exact, options, positions, numbers, state, summed"
@@ -47,14 +48,29 @@ def broken(db: sqlite3.Connection) -> bool:
     return [row[0] for row in kept] != [state_sum(db)]
 
 
-def broken_rows(db: sqlite3.Connection, position: int | None = None) -> list[int]:
-    """Positions of documents whose rows have changed since they were written, of all or of one. Those that were written
-    before there were checksums have none."""
+class RowsSum(NamedTuple):
+    """How rows of `documents` are looked at: OF_ROW and then `columns` are what `differs` takes. Rows before the
+    position `since` were written before there were checksums, and may have none."""
+
+    since: int
+    columns: str
+
+    def differs(self, row: Sequence[Any]) -> bool:
+        """Whether a row has changed since it was written."""
+        kept = row[-1]
+        return bool(row[0] >= self.since if kept is None else kept != row_sum(*row[:-1]))
+
+
+def rows_sum(db: sqlite3.Connection) -> RowsSum:
     (since,) = db.execute("SELECT summed FROM corpus").fetchone()
     cut = "EXISTS (SELECT 1 FROM cut WHERE cut.position = documents.position)" if has_cut(db) else "0"
-    one = "" if position is None else f" WHERE position = {int(position)}"
-    rows = db.execute(f"SELECT sum, {OF_ROW}, {cut} FROM documents{one}")
-    return [row[0] for kept, *row in rows if (row[0] >= since if kept is None else kept != row_sum(*row))]
+    return RowsSum(since, f"{cut}, sum")
+
+
+def broken_rows(db: sqlite3.Connection) -> list[int]:
+    """Positions of documents whose rows have changed since they were written."""
+    rows = rows_sum(db)
+    return [row[0] for row in db.execute(f"SELECT {OF_ROW}, {rows.columns} FROM documents") if rows.differs(row)]
 
 
 def has_cut(db: sqlite3.Connection) -> bool:

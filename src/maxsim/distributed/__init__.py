@@ -75,7 +75,13 @@ def score(
     many, and `mean` where they have not. A further factor of W would be wrong.
 
     Args:
-        queries to backend: as for `maxsim.score`; no candidates. Of `Views` the whole buffer is sent.
+        queries: as for `maxsim.score`.
+        documents: as for `maxsim.score`, without candidates. Of `Views` the whole buffer is sent.
+        query_mask: as for `maxsim.score`.
+        document_mask: as for `maxsim.score`.
+        masked: as for `maxsim.score`.
+        normalize: as for `maxsim.score`.
+        backend: as for `maxsim.score`.
         group: a group of `torch.distributed` whose backend serves the documents' device (gloo on a CPU, NCCL on
             GPUs); None is the default group. Without an initialised one, and in a group of one, this is
             `maxsim.score`.
@@ -106,8 +112,10 @@ def score(
     gives it. With NCCL each rank must have called `torch.cuda.set_device`. `torch.compile` does not trace this call.
 
     Raises:
-        TypeError, ValueError, UnsupportedError: as `maxsim.score`; ValueError also for ranks that do not agree,
-            candidates, an unknown method, documents on a device that the group does not serve.
+        TypeError: as `maxsim.score`.
+        ValueError: as `maxsim.score`, and ranks that do not agree, candidates, quantised documents, an unknown method,
+            documents on a device that the group does not serve.
+        UnsupportedError: as `maxsim.score`.
         RuntimeError: another rank failed, or is at another step.
     """
     problem: Problem | None = None
@@ -183,6 +191,9 @@ def offset(count: int, group: dist.ProcessGroup | None = None) -> int:
     Args:
         count: this rank's number of documents.
         group: as for `score`. Without an initialised one the answer is 0.
+
+    Returns:
+        The first of this rank's columns.
 
     Raises:
         ValueError: a count that is no integer of at least 0.

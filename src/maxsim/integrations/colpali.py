@@ -42,7 +42,9 @@ def score_multi_vector(
         float32 `[NQ, NP]` on the CPU, summed in float32 whatever the dtype, where colpali-engine sums in the inputs'.
 
     Raises:
-        ValueError: no queries or no passages. Others as `maxsim.score`.
+        ValueError: no queries or no passages, a batch_size below 1, and as `maxsim.score`.
+        TypeError: as `maxsim.score`.
+        UnsupportedError: as `maxsim.score`.
     """
     if len(qs) == 0:
         raise ValueError("No queries provided")
@@ -61,17 +63,42 @@ def score_multi_vector(
 
 
 def maxsim_inbatch(query: Tensor, doc: Tensor) -> Tensor:
-    """Scores of every query `[B, L, D]` with every document `[C, L, D]`, as
-    `colpali_engine.utils.maxsim.maxsim_inbatch`, float32 `[B, C]`. All rows count, those of zeros too. Of tokens that
-    are equally similar the first takes the whole gradient, where colpali-engine's `amax` shares it out."""
+    """Every query with every document, as `colpali_engine.utils.maxsim.maxsim_inbatch`. All rows count, those of zeros
+    too. Of tokens that are equally similar the first takes the whole gradient, where colpali-engine's `amax` shares it
+    out.
+
+    Args:
+        query: `[B, L, D]`.
+        doc: `[C, L, D]`, of the same dtype.
+
+    Returns:
+        float32 `[B, C]`.
+
+    Raises:
+        TypeError: as `maxsim.score`.
+        ValueError: as `maxsim.score`.
+        UnsupportedError: as `maxsim.score`.
+    """
     result = score(query, doc)
     served("colpali.maxsim_inbatch")
     return result
 
 
 def maxsim_kd(query: Tensor, doc: Tensor) -> Tensor:
-    """Scores of each query `[B, L, D]` with its own documents `[B, N, L, D]`, as
-    `colpali_engine.utils.maxsim.maxsim_kd`, float32 `[B, N]`. Otherwise as `maxsim_inbatch`."""
+    """Each query with its own documents, as `colpali_engine.utils.maxsim.maxsim_kd`. Otherwise as `maxsim_inbatch`.
+
+    Args:
+        query: `[B, L, D]`.
+        doc: `[B, N, L, D]`, of the same dtype.
+
+    Returns:
+        float32 `[B, N]`.
+
+    Raises:
+        TypeError: as `maxsim.score`.
+        ValueError: as `maxsim.score`, and documents without four dimensions.
+        UnsupportedError: as `maxsim.score`.
+    """
     if doc.ndim != 4:
         raise ValueError(f"documents must have shape [B, N, L, D], got {list(doc.shape)}")
     result = score(query, doc)

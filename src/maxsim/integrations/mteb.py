@@ -45,12 +45,27 @@ def max_sim(a: Embeddings, b: Embeddings, batch_size: int = 128) -> Tensor:
     Returns:
         float32 (float64 for float64) `[A, B]` on the device of `a`. Inputs on the CPU are scored on the GPU where there
         is one, documents a gigabyte at a time, as MTEB does.
+
+    Raises:
+        ImportError: the call is left to MTEB, and that is not installed. What else is wrong with a call, MTEB's own
+            code says.
     """
     return _max_sim(of_host(_FUNCTIONS, "max_sim"), a, b, batch_size)
 
 
 def pairwise_max_sim(queries_embeddings: Embeddings, documents_embeddings: Embeddings) -> Tensor:
-    """Query i with document i, as MTEB's `pairwise_max_sim`, in one launch. Nothing is padded. float32 `[N]`."""
+    """Query i with document i, as MTEB's `pairwise_max_sim`, in one launch. Nothing is padded.
+
+    Args:
+        queries_embeddings: `[N, tokens, dim]`, or a list of `[L_i, dim]` (torch or numpy).
+        documents_embeddings: the same forms, as many.
+
+    Returns:
+        float32 (float64 for float64) `[N]` on the documents' device.
+
+    Raises:
+        ImportError: as `max_sim`.
+    """
     return _pairwise_max_sim(of_host(_FUNCTIONS, "pairwise_max_sim"), queries_embeddings, documents_embeddings)
 
 

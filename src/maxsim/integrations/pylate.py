@@ -52,6 +52,11 @@ def colbert_scores(
 
     Returns:
         float32 `[A, B]` for half-precision inputs too, whose scores PyLate returns and adds up in half precision.
+
+    Raises:
+        TypeError: as `maxsim.score`.
+        ValueError: as `maxsim.score`.
+        UnsupportedError: as `maxsim.score`.
     """
     result = _score(queries_embeddings, documents_embeddings, queries_mask, documents_mask, masked)
     served("pylate.colbert_scores")
@@ -69,11 +74,19 @@ def kd_scores(
     `Distillation`.
 
     Args:
-        documents_embeddings: `[A, B, T, H]`. documents_mask: `[A, B, T]`.
-        the others: as for `colbert_scores`.
+        queries_embeddings: `[A, S, H]`.
+        documents_embeddings: `[A, B, T, H]`, B documents of each query.
+        queries_mask: `[A, S]`, as for `colbert_scores`.
+        documents_mask: `[A, B, T]`, as for `colbert_scores`.
+        masked: as for `colbert_scores`.
 
     Returns:
         float32 `[A, B]`.
+
+    Raises:
+        TypeError: as `maxsim.score`.
+        ValueError: as `maxsim.score`.
+        UnsupportedError: as `maxsim.score`.
     """
     result = _score(queries_embeddings, documents_embeddings, queries_mask, documents_mask, masked)
     served("pylate.kd_scores")
@@ -84,11 +97,17 @@ def pairwise_scores(queries_embeddings: Any, documents_embeddings: Any) -> Tenso
     """Scores of query i with document i, as `pylate.scores.colbert_scores_pairwise`.
 
     Args:
-        queries_embeddings, documents_embeddings: `[B, L, H]` or lists of `[L_i, H]`, torch or numpy. Where one is
-            longer its rest is not scored, as there. Every row counts, rows of zeros too.
+        queries_embeddings: `[B, L, H]` or a list of `[L_i, H]`, torch or numpy.
+        documents_embeddings: the same forms. Where one side is longer its rest is not scored, as there. Every row
+            counts, rows of zeros too.
 
     Returns:
         float32 `[B]`.
+
+    Raises:
+        TypeError: as `maxsim.score`.
+        ValueError: as `maxsim.score`.
+        UnsupportedError: as `maxsim.score`.
     """
     count = min(len(queries_embeddings), len(documents_embeddings))
     result = score_pairs(queries_embeddings[:count], documents_embeddings[:count])
@@ -106,6 +125,11 @@ class ContrastiveScores:
     Called with queries `[Q, S, H]`, documents `[D, N, T, H]`, `queries_mask` `[Q, S]` and `documents_mask` `[D, N,
     T]`, it returns float32 `[Q, D·N]`, document d's k-th column at d·N + k. Nothing of the size of the similarities
     is held: `score_mini_batch_size` saves no memory here, and the full batch is fastest.
+
+    Raises:
+        ValueError: an unknown `masked`; documents without four dimensions; and as `maxsim.score`.
+        TypeError: as `maxsim.score`.
+        UnsupportedError: as `maxsim.score`.
     """
 
     def __init__(self, masked: str = "zero"):
@@ -153,7 +177,10 @@ def rerank(
         for each query its `{"id", "score"}`.
 
     Raises:
-        ValueError: a query without candidates, or whose candidates have no tokens. Others as `maxsim.score`.
+        ValueError: a query without candidates, or whose candidates have no tokens; and as `maxsim.score`.
+        TypeError: as `maxsim.score`.
+        UnsupportedError: as `maxsim.score`.
+        ImportError: PyLate is not installed.
     """
     from pylate.rank.rank import reshape_embeddings
     from pylate.utils.tensor import convert_to_tensor

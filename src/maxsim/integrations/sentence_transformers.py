@@ -58,7 +58,12 @@ def colbert_scores(
         length_normalize: divide by the number of a query's kept tokens (MeanMaxSim).
 
     Returns:
-        float32 `[Q, G * N]`, document n of group g in column g * N + n.
+        float32 `[Q, G * N]`, document n of group g in column g * N + n; a document of which nothing is kept scores
+            −1e9.
+
+    Raises:
+        ImportError: the call is left to the host, and sentence-transformers is not installed. What else is wrong with a
+            call, the host's own code says.
     """
     host = of_host(_COLBERT, "colbert_scores")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
@@ -76,7 +81,19 @@ def kd_scores(
     """Every query with its own documents, as the host's `colbert_kd_scores`: `similarity_fct` of
     `MultiVectorDistillKLDivLoss`.
 
-    Arguments as for `colbert_scores`, one group of documents a query. Returns float32 `[Q, N]`.
+    Args:
+        queries_embeddings: `[Q, q_tokens, dim]`.
+        documents_embeddings: `[Q, N, d_tokens, dim]`, N documents of each query.
+        queries_mask: as for `colbert_scores`.
+        documents_mask: `[Q, N, d_tokens]`, any pattern.
+        chunk_elements: as for `colbert_scores`.
+        length_normalize: as for `colbert_scores`.
+
+    Returns:
+        float32 `[Q, N]`; a document of which nothing is kept scores −1e9.
+
+    Raises:
+        ImportError: as `colbert_scores`.
     """
     host = of_host(_COLBERT, "colbert_kd_scores")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
@@ -93,8 +110,19 @@ def pairwise_scores(
 ) -> Tensor:
     """Query i with document i, as the host's `colbert_scores_pairwise`: `similarity_fct` of `MultiVectorMarginMSELoss`.
 
-    Arguments as for `colbert_scores`, but documents `[Q, d_tokens, dim]` (masks `[Q, d_tokens]`), or lists of
-    `[L_i, dim]` on either side. Returns float32 `[Q]`.
+    Args:
+        queries_embeddings: `[Q, q_tokens, dim]`, or a list of `[L_i, dim]`.
+        documents_embeddings: `[Q, d_tokens, dim]`, or a list of `[L_i, dim]`.
+        queries_mask: as for `colbert_scores`.
+        documents_mask: `[Q, d_tokens]`, any pattern.
+        chunk_elements: as for `colbert_scores`.
+        length_normalize: as for `colbert_scores`.
+
+    Returns:
+        float32 `[Q]`.
+
+    Raises:
+        ImportError: as `colbert_scores`.
     """
     host = of_host(_COLBERT, "colbert_scores_pairwise")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
@@ -122,7 +150,10 @@ def maxsim(
         device: where to score; documents that are elsewhere go there a gigabyte at a time.
 
     Returns:
-        float32 `[A, B]` on the documents' device.
+        float32 `[A, B]` on the documents' device; a document of which nothing is kept scores −1e9.
+
+    Raises:
+        ImportError: as `colbert_scores`.
     """
     return _maxsim(of_host(_SIMILARITY, "maxsim"), a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
 
@@ -136,8 +167,23 @@ def maxsim_pairwise(
     length_normalize: bool = False,
     device: str | torch.device | None = None,
 ) -> Tensor:
-    """Query i of `a` with document i of `b`, as the host's `maxsim_pairwise`. Arguments as for `maxsim`; float32
-    `[A]`."""
+    """Query i of `a` with document i of `b`, as the host's `maxsim_pairwise`.
+
+    Args:
+        a: as for `maxsim`.
+        b: as for `maxsim`, as many items as `a`.
+        a_mask: as for `maxsim`.
+        b_mask: as for `maxsim`.
+        chunk_elements: as for `maxsim`.
+        length_normalize: as for `maxsim`.
+        device: as for `maxsim`.
+
+    Returns:
+        float32 `[A]`.
+
+    Raises:
+        ImportError: as `colbert_scores`.
+    """
     host = of_host(_SIMILARITY, "maxsim_pairwise")
     return _maxsim_pairwise(host, a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
 

@@ -54,6 +54,14 @@ def scores(queries: list[Tensor], docs: list[Tensor]) -> list[Tensor]:
     Args:
         queries: `[LQ, D]` each; the same tensor at several places is one query.
         docs: `[LD, D]` each. One without tokens scores −inf.
+
+    Returns:
+        one float32 scalar a pair, on the documents' device.
+
+    Raises:
+        ValueError: numbers of queries and documents that differ; and as `maxsim.score`.
+        TypeError: as `maxsim.score`.
+        UnsupportedError: as `maxsim.score`.
     """
     if len(queries) != len(docs):
         raise ValueError(f"got {len(queries)} queries and {len(docs)} documents")

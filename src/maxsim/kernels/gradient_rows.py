@@ -10,7 +10,7 @@ import triton.language as tl
 from .gradient_terms import sum_terms
 from .lists import SIZE, ends_of, entries_of, item_of, list_base, position_of, tokens_of
 from .sides import span
-from .won_rows import fill_others, won_row
+from .won_rows import entry_of, fill_others
 
 # Sizes never make a new variant; strides do.
 COMMON = (
@@ -49,24 +49,14 @@ def _gradient_kernel(
     ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr, FEW_WON: tl.constexpr,
     table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
-    """FEW_WON: the first `of_entries` programs own entries, the others fill rows that won nothing (`won_rows`)."""
+    """FEW_WON: the first `of_entries` programs own entries and the others fill rows that won nothing (`won_rows`);
+    counters: where the entries of a row end."""
     decoder = (table, words, ids, weights, inverses)
     lane = tl.arange(0, ROWS * ENTRIES)
     slot = lane % ENTRIES
     block = tl.program_id(0).to(tl.int64) * ROWS
     row = block + lane // ENTRIES
     own_row = block + tl.arange(0, ROWS)
-    if FEW_WON:
-        if tl.program_id(0) >= of_entries:
-            fill_others(
-                tl.program_id(0).to(tl.int64) - of_entries, out, first_row, rows, first, some, counters, d_owner,
-                d_starts, d_ends, LD, TD, D, BLOCK_D,
-            )  # fmt: skip
-            return
-        entries = some.to(tl.int64) * columns
-        of = (entries, first, columns, order, counters, winners, d_starts, d_ends, LD, TD, rows)
-        row = won_row(row, *of)
-        own_row = won_row(own_row, *of)
     real = row < rows
     mine = own_row < rows  # rows to be written
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -79,7 +69,20 @@ def _gradient_kernel(
     low_position = row * 0
     past_position = row * 0
     turns = 1
-    if holders is not None:
+    if FEW_WON:
+        if tl.program_id(0) >= of_entries:
+            fill_others(
+                tl.program_id(0).to(tl.int64) - of_entries, out, first_row, rows, first, some, winners, columns,
+                d_starts, d_ends, ND, LD, TD, D, BLOCK_D,
+            )  # fmt: skip
+            return
+        entries = some.to(tl.int64) * columns
+        of = (entries, first, columns, order, counters, winners, d_starts, d_ends, LD, TD)
+        doc, i, _, low, high = entry_of(row, *of)
+        _, _, own_row, own_low, own_high = entry_of(own_row, *of)
+        real = high > low
+        mine = own_high > own_low
+    elif holders is not None:
         low_position = tl.load(holders + row, mask=real, other=0).to(tl.int64)
         past_position = tl.load(holders + rows + row, mask=real, other=0).to(tl.int64)
         turns = tl.maximum(tl.max(past_position - low_position, 0), 0).to(tl.int32)
@@ -109,7 +112,7 @@ def _gradient_kernel(
             real = real & (i < LD)  # longer documents are cut there
         low_position = doc
         past_position = doc + real.to(tl.int64)
-    if (not OF_QUERIES) and ((d_owner is not None) or (holders is not None) or (pair_offsets is not None)):
+    if not (OF_QUERIES or FEW_WON) and ((d_owner is not None) or (holders is not None) or (pair_offsets is not None)):
         within, begun, unfinished = _chunk_of_row(row < rows, first, some, low_position, past_position, pair_offsets)
         real = real & within
         mine = tl.max(tl.reshape(within.to(tl.int32), [ROWS, ENTRIES]), 1) > 0
@@ -170,6 +173,7 @@ def _gradient_kernel(
                     high = tl.load(pair_offsets + n + 1, mask=here, other=0).to(tl.int64)
             else:
                 at, over, to, size = list_base(position, doc, part, first, some, columns, pair_offsets)
+            if not (OF_QUERIES or FEW_WON):
                 before = entries_of(position, first, some, columns, pair_offsets)[0]
                 if holders is None:
                     counter = row - i

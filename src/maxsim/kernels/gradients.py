@@ -13,61 +13,20 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from .configs import GradientConfig, gradient_config
 from .decoding import NOTHING
-from .gradient_rows import COMMON, _gradient_kernel, _piece_kernel
+from .gradient_rows import _gradient_kernel, _piece_kernel
 from .launches import Slot, Steps
 from .lists import SIZE, Lists, Pairs, lists
+from .owners import Held, held_of, holders_of, owners
 from .sides import Side
-from .won_rows import FILL
+from .won_rows import BLOCK, FILL, _rank_kernel, few_win
 
 CHUNK_BYTES = 256 << 20  # lists held at once
 MOST = 512  # plans kept; when there are more, all are made anew
 _plans: dict[Any, Steps] = {}
-
-
-@triton.jit
-def _first_beyond(values, row, count, steps):
-    """How many of rising values are not beyond each row."""
-    low = (row * 0).to(tl.int32)
-    high = low + count
-    for _ in range(steps):  # of a binary search
-        middle = (low + high) // 2
-        searched = low < high
-        beyond = tl.load(values + middle, mask=searched, other=0) > row
-        high = tl.where(searched & beyond, middle, high)
-        low = tl.where(searched & (beyond == 0), middle + 1, low)
-    return low
-
-
-@triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=("starts", "ends"))
-def _owners_kernel(owners, starts, ends, count, rows, steps, BLOCK: tl.constexpr):
-    """Which of consecutive items holds each row, −1: none."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    low = _first_beyond(ends, row, count, steps)
-    start = tl.load(starts + low, mask=low < count, other=0)
-    tl.store(owners + row, tl.where((low < count) & (row >= start), low, -1), mask=row < rows)
-
-
-@triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=("starts", "reach"))
-def _holders_kernel(holders, starts, reach, count, rows, steps, BLOCK: tl.constexpr):
-    """Which items may hold each row, by position, of items in the order in which they begin: the first to end after it,
-    and one past the last to begin before. reach: where the items up to a position end at most."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(holders + row, _first_beyond(reach, row, count, steps), mask=row < rows)
-    tl.store(holders + rows + row, _first_beyond(starts, row, count, steps), mask=row < rows)
-
-
-class Held(NamedTuple):
-    """Items that may overlap, in the order in which they begin; where those begin, and where those so far end at
-    most."""
-
-    order: Any = None
-    starts: Any = None
-    reach: Any = None
 
 
 class _Inputs(NamedTuple):
@@ -142,14 +101,17 @@ class _Backward:
 
     def _queries(self, out: Slot) -> None:
         q, at = self.q, self.at
-        holders = self._holders(q, Held(at.q_held, at.q_held_starts, at.q_reach))
+        holders = holders_of(self.steps, q, Held(at.q_held, at.q_held_starts, at.q_reach))
         pairs = Pairs(at.q_pairs, at.q_pair_offsets)
         self._launch(out, True, q.rows or q.count * q.length, pairs, at.q_held, holders)
 
     def _documents(self, out: Slot) -> None:
         d, at, paired = self.d, self.at, self.at.pairs is not None
         held = Held(at.d_held, at.d_held_starts, at.d_reach)
-        holders = self._holders(d, held)
+        if not paired and held.order is None and few_win(self.columns, d):
+            self._documents_of_few(out)
+            return
+        holders = holders_of(self.steps, d, held)
         owner = owners(self.steps, d) if d.consecutive else None
         step = _step(d, self.columns, paired)
         count = self.rows if paired else d.count
@@ -171,21 +133,29 @@ class _Backward:
                 first, some, chunk, first_row,
             )  # fmt: skip
 
+    def _documents_of_few(self, out: Slot) -> None:
+        """Of documents of which few tokens win (`won_rows`)."""
+        d, columns = self.d, self.columns
+        step = max(1, CHUNK_BYTES // (4 * columns))
+        mark = len(self.steps.rooms)
+        for first in range(0, d.count, step):
+            some = min(step, d.count - first)
+            self.steps.reuse(mark)
+            order, ends = (self.steps.room(torch.int16, some * columns) for _ in range(2))
+            blocks = triton.cdiv(columns, BLOCK.value)
+            self.steps.launch(
+                _rank_kernel, some * blocks, order, ends, self.at.winners, first, columns, blocks, num_warps=1
+            )
+            first_row, rows = (0, d.rows) if d.rows else (first * d.length, some * d.length)
+            self._launch(
+                out, False, rows, Pairs(None, None), None, None, Lists(order, ends, (0, 0, 0)),
+                first=first, some=some, first_row=first_row, few_won=True,
+            )  # fmt: skip
+
     @property
     def _carried_rows(self) -> int:
         """Rows that a chunk may leave to the next: they are those of one document, or begin with one."""
         return min(self.d.length, self.d.rows) if self.d.rows else self.d.length
-
-    def _holders(self, side: Side, held: Held) -> Slot | None:
-        if held.order is None:
-            return None
-        found = self.steps.room(torch.int32, 2 * side.rows)
-        if side.rows:
-            self.steps.launch(
-                _holders_kernel, triton.cdiv(side.rows, 256),
-                found, held.starts, held.reach, side.count, side.rows, side.count.bit_length(), 256,
-            )  # fmt: skip
-        return found
 
     def _pieces(self, found: Lists, first: int, some: int) -> Slot | None:
         """Sums of the entries of long rows, PIECE at a time; None where no row can be long."""
@@ -212,15 +182,10 @@ class _Backward:
         )  # fmt: skip
         return pieces
 
-    def _few_won(self, found: Lists) -> bool:
-        """Whether most rows of documents win nothing, whatever the winners: programs for entries are fewer then."""
-        d, columns = self.d, int(self.columns)
-        return columns <= 1 << found.shape[0] and 2 * d.count * columns <= (d.rows or d.count * d.length)
-
     def _launch(
         self, out: Slot, of_queries: bool, rows: int, pairs: Pairs, held: Slot | None, holders: Slot | None,
         found: Lists | None = None, owner: Slot | None = None, pieces: Slot | None = None, carried: Slot | None = None,
-        first: int = 0, some: int = 0, chunk: int = 0, first_row: int = 0,
+        first: int = 0, some: int = 0, chunk: int = 0, first_row: int = 0, few_won: bool = False,
     ) -> None:  # fmt: skip
         if rows == 0:
             return
@@ -228,7 +193,6 @@ class _Backward:
         order, counters, (chunk_log2, of_first, spare) = found or (None, None, (0, 0, 0))
         parts = 1 if found is None else -(-self.columns // SIZE.value)
         programs, of_entries = triton.cdiv(rows, config.ROWS), 0
-        few_won = found is not None and pairs.order is None and held is None and self._few_won(found)
         if few_won:
             of_entries = triton.cdiv(some * self.columns, config.ROWS)
             programs = of_entries + triton.cdiv(rows, FILL.value)
@@ -268,13 +232,13 @@ def gradients(
         of = d.decoder
         tensors = tensors._replace(table=of.table, ids=of.ids, weights=of.weights, inverses=of.inverses)
     if need_queries:
-        held = _held(q)
+        held = held_of(q)
         if pairs is not None:
             order, offsets, _ = _grouped(pairs[:, 0], q.count)
             tensors = tensors._replace(q_pairs=order, q_pair_offsets=offsets)
         tensors = tensors._replace(q_held=held.order, q_held_starts=held.starts, q_reach=held.reach)
     if need_documents:
-        held = _held(d)
+        held = held_of(d)
         position = None
         if pairs is not None:
             order, offsets, position = _grouped(pairs[:, 1], d.count, held.order)
@@ -307,17 +271,6 @@ def _kind(side: Side) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def owners(steps: Steps, side: Side) -> Slot:
-    """For consecutive items the one that holds each token row, int32 `[T]`, −1: none."""
-    found = steps.room(torch.int32, side.rows)
-    if side.rows:
-        steps.launch(
-            _owners_kernel, triton.cdiv(side.rows, 256),
-            found, side.starts, side.ends, side.count, side.rows, side.count.bit_length(), 256,
-        )  # fmt: skip
-    return found
-
-
 def _grouped(item: Tensor, count: int, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs in the order of their items, `[P]`; where each item's begin, `[count + 1]`; and whose each is, `[P]`.
     order: items are counted by their position in it."""
@@ -327,16 +280,6 @@ def _grouped(item: Tensor, count: int, order: Tensor | None = None) -> tuple[Ten
         item = torch.empty_like(order).scatter_(0, order, every[:-1])[item]
     item, pairs = item.sort(stable=True)
     return pairs, torch.searchsorted(item, every), item
-
-
-def _held(side: Side) -> Held:
-    """Items that may overlap in the order in which they begin; of others nothing."""
-    if side.starts is None or side.ends is None or side.consecutive:
-        return Held()
-    starts = side.starts.long().clamp(0, side.rows)
-    ends = torch.minimum(side.ends.long().clamp(max=side.rows), starts + side.length)
-    starts, order = starts.sort(stable=True)
-    return Held(order, starts, ends[order].cummax(0).values)
 
 
 def _marks(d: Side, held: Held, position: Tensor | None, shape: torch.Size) -> Tensor | None:

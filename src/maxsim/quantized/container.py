@@ -68,6 +68,7 @@ class Quantized:
 
     @property
     def device(self) -> torch.device:
+        """Where the codes are, and so where they are scored."""
         return self.codes.device
 
     @property
@@ -90,7 +91,14 @@ class Quantized:
         return f"Quantized({what}, {self.bytes_a_token} bytes a token, on {self.device})"
 
     def to(self, device: str | torch.device) -> Quantized:
-        """On that device; itself where it is there."""
+        """On that device; itself where it is there.
+
+        Args:
+            device: such as "cpu" or "cuda:0".
+
+        Raises:
+            RuntimeError: a device that PyTorch does not know or does not have.
+        """
         device = torch.device(device)
         if self.codes.device == device:
             return self
@@ -194,6 +202,9 @@ class Quantized:
 
         Tokens outside the mask are 0; scores of the result need `document_mask=quantized.compact().mask` as scores of
         the codes do not.
+
+        Args:
+            dtype: any float dtype; each value is computed in float32 and rounded to it once.
         """
         if self.starts is None:
             N, L, _ = self.codes.shape
@@ -228,8 +239,12 @@ class Quantized:
         """Writes one file (safetensors), at once under its name: it is whole or not there. Selected documents are
         written without the others.
 
+        Args:
+            path: the file; one that is there is replaced.
+
         Raises:
-            ValueError: candidates, which share documents. OSError: the file cannot be written.
+            ValueError: candidates, which share documents.
+            OSError: the file cannot be written.
         """
         from .files import save
 
@@ -239,6 +254,10 @@ class Quantized:
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Quantized:
         """Reads what `save` wrote, after looking at every byte: checksums are those that were written, and no code is
         beyond its tables, which kernels read.
+
+        Args:
+            path: the file.
+            device: where the codes go.
 
         Raises:
             ValueError: no such file of ours, one of a newer format, or cut short or damaged; says where.
@@ -254,9 +273,13 @@ class Quantized:
         index. What they decode to is divided by its norm, as those libraries do, here in float32. Their documents were
         never seen, so there is no bound, and nothing to certify.
 
+        Args:
+            path: the folder.
+            device: where the codes go.
+
         Raises:
-            ValueError: not such an index, or a damaged one; names the file. OSError: a file is missing or cannot be
-                read.
+            ValueError: not such an index, or a damaged one; names the file.
+            OSError: a file is missing or cannot be read.
         """
         from .plaid import read
 

@@ -12,6 +12,7 @@ from ..best import check_k
 from ..corpus import CorpusError, Document, Id, Store, id_list
 from ..devices import device_of
 from ..layout import TokensLike
+from ..quantized import Quantized
 from .placing import check_shard, home_of
 from .queries import candidate_lists, count_of, queries_of
 from .ranks import together
@@ -23,7 +24,7 @@ C = TypeVar("C", bound="Corpus")
 
 
 class Hit(NamedTuple):
-    """A document of a search's result and its score."""
+    """A document of a search's result: its id, as it was added, and its score, a Python float with float32's value."""
 
     id: Id
     score: float
@@ -102,9 +103,30 @@ class Corpus(Store):
         return f"{super().__repr__()[:-1]} on {self.device}, {self.home})"
 
     def get(self, id: Id) -> Document:
-        """As `Store.get`, embeddings on the device of the corpus."""
+        """One document, its embeddings on the device of the corpus.
+
+        Args:
+            id: as it was added.
+
+        Raises:
+            KeyError: an id that is not there.
+            TypeError: an id that is neither str nor int.
+            ValueError: an int id beyond 64 bits, or text that is no Unicode.
+            CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
+        """
         found = super().get(id)
         return found._replace(embeddings=found.embeddings.to(self.device))
+
+    def codes(self, id: Id) -> Quantized | None:
+        """The codes of the document `id`, on the device of the corpus, where a search scores these alone; None where
+        floats are kept. Errors as `get`."""
+        selection, _ = self.locate([id])
+        ((segment, rows),) = selection.parts
+        if "tokens" in segment.tensors or "exact" in segment.tensors:
+            return None
+        found = selection.snapshot.coding.documents(segment.tensors, segment.offsets, segment.longest, rows)
+        assert isinstance(found, Quantized)
+        return found.compact().to(self.device)
 
     def search(
         self,
@@ -156,7 +178,12 @@ class Corpus(Store):
         return self.hits(found, names)
 
     def hits(self, found: Winners, names: Mapping[int, Id]) -> list[list[Hit]]:
-        """Winners by their ids, a list for each query."""
+        """Winners by their ids, a list for each query.
+
+        Args:
+            found: positions and scores of each query's winners, best first.
+            names: ids by position.
+        """
         return [
             [Hit(names[position], score) for position, score in zip(*row, strict=True) if position >= 0]
             for row in zip(found.positions.tolist(), found.scores.tolist(), strict=True)
@@ -180,7 +207,9 @@ class Corpus(Store):
         Raises:
             KeyError: an id that is not there.
             ValueError: another number of lists than of queries; and as `search`.
-            TypeError, CorpusError, UnsupportedError: as `search`.
+            TypeError: as `search`.
+            CorpusError: as `search`.
+            UnsupportedError: as `search`.
         """
         asked = queries_of(queries, self.coding, self.device)
         lists = candidate_lists(ids, count_of(asked))

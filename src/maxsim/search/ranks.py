@@ -41,7 +41,10 @@ def together(
 
     Args:
         corpus: opened with `shard=(rank, size)` of the group.
-        queries, k, subset, filter: as for `Corpus.search`, the same on all ranks.
+        queries: as for `Corpus.search`, the same on all ranks, and so the following.
+        k: as for `Corpus.search`.
+        subset: as for `Corpus.search`.
+        filter: as for `Corpus.search`.
         group: a group of `torch.distributed`; None is the default one. Winners travel by its backend for the CPU where
             it has one (gloo), else by NCCL.
 
@@ -49,8 +52,13 @@ def together(
         on every rank the hits of all segments: those that one process would find.
 
     Raises:
-        as `Corpus.search`, on the rank where it happens; RankError, a RuntimeError, with that rank's message on all
-        others, within seconds. ValueError: ranks that do not agree, another shard than the rank's.
+        ValueError: as `Corpus.search`, ranks that do not agree, another shard than the rank's.
+        TypeError: as `Corpus.search`.
+        KeyError: as `Corpus.search`.
+        CorpusError: as `Corpus.search`.
+        UnsupportedError: as `Corpus.search`.
+        RankError: a RuntimeError. What is raised on one rank is raised there as it is, and on all others, within
+            seconds, as this, with that rank's message.
     """
     talk = Talk(group, corpus.device)
     if isinstance(subset, Iterable) and not isinstance(subset, (str, bytes)):
