@@ -9,6 +9,7 @@ import pytest
 import torch
 from lanes import integers
 
+import maxsim
 from maxsim import Packed, Views, graph, quantize
 from maxsim.layout import make_problem
 
@@ -138,3 +139,11 @@ print(f(torch.ones(2, 3, 4), torch.ones(5, 6, 4)).tolist() == [[12] * 5] * 2)
 def test_first_use_inside_a_compiled_function(environment):
     done = subprocess.run([sys.executable, "-c", FIRST_USE], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "True", done.stderr[-2000:]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_jit_is_told_what_to_take_instead():
+    q, d = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    for call in (maxsim.score, maxsim.score_pairs, lambda a, b: maxsim.topk(a, b, 2).scores):
+        with pytest.raises(NotImplementedError, match=r"traced by torch\.jit, .* use torch\.compile"):
+            torch.jit.trace(call, (q, d))

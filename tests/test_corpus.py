@@ -269,6 +269,14 @@ def test_create_refuses_bad_settings(tmp_path, dim, dtype):
     assert not (tmp_path / "s").exists()
 
 
+def test_arguments_of_numpy(tmp_path):
+    corpus = Corpus.create(tmp_path / "s", np.int64(8))
+    assert corpus.dim == 8
+    with pytest.raises(TypeError, match=r"embeddings must be floats .* got None"):
+        corpus.add(["a"], None)
+    assert len(Corpus.open(tmp_path / "s")) == 0
+
+
 def test_delete(corpus):
     fill(corpus, [1, 2, 3, 4])
     assert corpus.delete(["d1", "d3", "d1"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from stores import document, fill, ranking
@@ -184,6 +185,8 @@ FILTERS = [
     ({"lang": ("de", 'a"b')}, [0, 2, 4]),
     ({"year": 2020}, [0, 1]),
     ({"year": 2020.0}, [0, 1]),
+    ({"year": torch.tensor(2020)}, [0, 1]),
+    ({"year": np.array([1, 2020])}, [0, 1, 2]),
     ({"year": "2020"}, [4]),
     ({"ok": True}, [0]),
     ({"ok": 1}, [4]),

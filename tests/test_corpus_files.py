@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from stores import document
+from torch.nn.functional import pad
 
 from maxsim.corpus import files
 from maxsim.search import Corpus
@@ -24,6 +25,7 @@ DOCUMENTS = [document(i, length) for i, length in enumerate(LENGTHS)]
 TOKENS = torch.cat(DOCUMENTS)
 OFFSETS = torch.tensor([0, *np.cumsum(LENGTHS)])
 IDS = ["a", "b", "ü", "1", "e", "f"]
+MASK = torch.arange(5) < torch.tensor(LENGTHS)[:, None]
 PADDED = torch.stack([torch.cat([d, torch.full((5 - len(d), 8), 9.0)]) for d in DOCUMENTS])
 
 
@@ -44,6 +46,12 @@ FORMS = {
     "named.npz": lambda path: np.savez(path, **{id: d.numpy() for id, d in zip(IDS, DOCUMENTS, strict=True)}),
     "packed.pt": lambda path: torch.save({"tokens": TOKENS, "lengths": torch.tensor(LENGTHS)}, path),
     "list.pt": lambda path: torch.save(DOCUMENTS, path),
+    "masked.npz": lambda path: np.savez(path, embeddings=PADDED.numpy(), mask=MASK.numpy(), ids=np.array(IDS)),
+    "left.safetensors": lambda path: save_file(
+        {"embeddings": pad(PADDED, (0, 0, 2, 0), value=9.0), "attention_mask": pad(MASK.long(), (2, 0))}, path
+    ),
+    "list of embeddings.pt": lambda path: torch.save({"embeddings": DOCUMENTS, "lengths": LENGTHS}, path),
+    "before 1.6.pt": lambda path: torch.save(DOCUMENTS, path, _use_new_zipfile_serialization=False),
     "named.pt": lambda path: torch.save(dict(zip(IDS, DOCUMENTS, strict=True)), path),
     "packed.safetensors": lambda path: save_file({"tokens": TOKENS.bfloat16(), "offsets": OFFSETS}, path),
     "padded.safetensors": lambda path: save_file({"embeddings": PADDED, "lengths": torch.tensor(LENGTHS)}, path),
@@ -73,6 +81,20 @@ def test_npy(tmp_path):
     corpus.add_file(str(tmp_path / "x.npy"))
     assert corpus.ids() == [f"x.npy:{number}" for number in range(1, 7)]
     assert torch.equal(corpus.get("x.npy:4").embeddings, PADDED[3].half())
+
+
+def test_parquet_of_one_length(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    lists = pa.array(PADDED.tolist(), pa.list_(pa.list_(pa.float32(), 8), 5))
+    parquet.write_table(pa.table({"id": IDS, "embeddings": lists}).slice(1), tmp_path / "x.parquet")
+    corpus = Corpus.create(tmp_path / "store", 8)
+    assert corpus.add_file(tmp_path / "x.parquet") == 5
+    assert torch.equal(corpus.get("1").embeddings, PADDED[3].half())
+    times = pa.table({"id": IDS, "embeddings": lists, "when": pa.array([0] * 6, pa.timestamp("s"))})
+    parquet.write_table(times, tmp_path / "times.parquet")
+    with pytest.raises(TypeError, match="of document 'a' is not JSON, at 'when': Object of type datetime"):
+        corpus.add_file(tmp_path / "times.parquet")
 
 
 @pytest.mark.parametrize("kind", ["lists", "fixed", "large"])
@@ -151,6 +173,29 @@ BAD = {
     ),
     "objects.npy": (lambda p: np.save(p, np.array([Evil()], dtype=object)), "holds objects, which are pickled"),
     "evil.pt": (lambda p: torch.save({"a": Evil()}, p), "holds more than tensors, which only unpickling"),
+    "empty.pt": (lambda p: p.write_bytes(b""), "0 bytes, damaged"),
+    "rows.pt": (lambda p: torch.save({"embeddings": [TOKENS[0]]}, p), r"expected embeddings \[N, L, D\], or tokens"),
+    "none.pt": (lambda p: torch.save({"embeddings": [TOKENS, None]}, p), r"embeddings\[1\] must be a torch tensor"),
+    "short mask.npz": (
+        lambda p: npz(p, embeddings=np.ones((3, 5, 8)), mask=np.ones((2, 5), bool)),
+        r"a mask \[2, 5\], and a document 2 of 5 tokens",
+    ),
+    "long mask.npz": (
+        lambda p: npz(p, embeddings=np.ones((1, 5, 8)), mask=np.ones((2, 5), bool)),
+        "a mask of 2 documents, 1 documents",
+    ),
+    "wide mask.npz": (
+        lambda p: npz(p, embeddings=np.ones((2, 5, 8)), attention_mask=np.ones((2, 6), int)),
+        r"a mask \[2, 6\], and a document 0 of 5 tokens",
+    ),
+    "lengths for a mask.npz": (
+        lambda p: npz(p, embeddings=np.ones((2, 5, 8)), mask=np.array([[5, 3]])),
+        r"mask must hold 0 and 1 \[N, L\], got int64 \[1, 2\]",
+    ),
+    "flat mask.npz": (
+        lambda p: npz(p, tokens=np.ones((5, 8)), lengths=np.array([5]), mask=np.ones((1, 5), bool)),
+        "a mask, and lengths or offsets too",
+    ),
     "flat.npy": (lambda p: np.save(p, np.ones((3, 8))), r"expected \[N, L, D\], got shape \[3, 8\]"),
     "cut.npz": (cut_npz, "bytes, damaged"),
     "cut.safetensors": (lambda p: p.write_bytes(b"\xff" * 30), "bytes, damaged"),

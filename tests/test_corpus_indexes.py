@@ -13,6 +13,7 @@ import pytest
 import torch
 from test_residual import write_index
 
+import maxsim
 from maxsim import Quantized
 from maxsim.corpus import CorpusError, FileError, segments
 from maxsim.search import Corpus
@@ -31,6 +32,26 @@ def merge(folder, chunks=CHUNKS):
         (folder / f"merged_{what}.manifest.json").write_text(json.dumps(rows))
         for n in range(len(chunks)):
             (folder / f"{n}.{what}.npy").unlink()
+
+
+@pytest.mark.parametrize("left", ["as it was", "by 1.6", "no manifest"])
+def test_merged_chunks(tmp_path, left):
+    """Chunks without tokens, of which manifests do not know; an index that fast-plaid 1.6 has frozen, where no chunk
+    says that it is merged; no manifest."""
+    index, chunks = tmp_path / "index", [[3, 0, 5], [], [0], [7, 1]]
+    write_index(index, "npy", 2, chunks)
+    wanted = Quantized.from_index(index)
+    merge(index, chunks)
+    for path in index.glob("*.manifest.json"):
+        rows = {name: {"rows": each["rows"]} for name, each in json.loads(path.read_text()).items() if each["rows"]}
+        if left == "no manifest":
+            path.unlink()
+        elif left == "by 1.6":
+            path.write_text(json.dumps(rows))
+    found = Quantized.from_index(index)
+    assert torch.equal(found.codes, wanted.codes)
+    assert torch.equal(found.starts, wanted.starts)
+    assert torch.equal(maxsim.score(QUERIES, found), maxsim.score(QUERIES, wanted))
 
 
 def pylate(folder, ids, kind="npy"):
@@ -157,6 +178,7 @@ MERGED = {
     "other rows": lambda i: manifest(i, _1={"rows": 7, "merged": True}),
     "no number": lambda i: manifest(i, _0={"rows": "8", "merged": True}),
     "no manifest": lambda i: (i / "merged_codes.manifest.json").write_text("[]"),
+    "one number": lambda i: np.save(i / "merged_codes.npy", np.array(3)),
     "cut": lambda i: np.save(i / "merged_codes.npy", np.zeros(9, np.int64)),
 }
 

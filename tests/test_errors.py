@@ -39,6 +39,7 @@ CASES = {
     "int64": (lambda: maxsim.score(Q.long(), D.long()), TypeError, ["int64"]),
     "bool": (lambda: maxsim.score(mask(2, 3, 4), D), TypeError, ["bool"]),
     "complex": (lambda: maxsim.score(Q.to(torch.complex64), D.to(torch.complex64)), TypeError, ["complex64"]),
+    "numpy long double": (lambda: maxsim.score(np.ones((2, 3), np.longdouble), D), TypeError, ["float"]),
     "numpy complex": (lambda: maxsim.score(np.ones((2, 3), complex), D), TypeError, ["complex128"]),
     "numpy's masked array": (lambda: maxsim.score(np.ma.masked_array(np.ones((2, 3, 4))), D), TypeError, ["masked"]),
     "normalize": (lambda: maxsim.score(Q, D, normalize="no"), TypeError, ["True or False", "str"]),

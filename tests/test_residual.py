@@ -21,7 +21,7 @@ BITS = residual.BITS
 def packed_as_published(buckets: np.ndarray, bits: int) -> np.ndarray:
     """ColBERT's words: bit b of each number at place b, then numpy's packbits over all of them."""
     spread = (buckets[:, :, None] >> np.arange(bits)) & 1
-    return np.packbits(spread.reshape(len(buckets), -1).astype(np.uint8), axis=1)
+    return np.packbits(spread.reshape(len(buckets), buckets.shape[1] * bits).astype(np.uint8), axis=1)
 
 
 @pytest.mark.parametrize("bits", BITS)

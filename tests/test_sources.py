@@ -45,6 +45,22 @@ def test_json_lines(tmp_path):
     ]
 
 
+def test_files_of_public_collections(tmp_path):
+    beir = write(
+        tmp_path / "corpus.jsonl", '{"_id": "7", "title": "t", "text": "x"}\n{"id": 1, "_id": 2, "text": "y"}\n'
+    )
+    assert list(read(beir)) == [
+        Text("7", "x", {"title": "t"}, f"{beir}:1"),
+        Text(1, "y", {"_id": 2}, f"{beir}:2"),
+    ]
+    colbert, empty = write(tmp_path / "collection.TSV", "\ufeff0\t ü x \r\n\n1\t\tt\n2\ty\tthe title\n"), []
+    assert list(read(colbert, empty)) == [
+        Text("0", "ü x", None, f"{colbert}:1"),
+        Text("2", "y", {"title": "the title"}, f"{colbert}:4"),
+    ]
+    assert empty == [f"{colbert}:3"]
+
+
 def test_folder(tmp_path):
     write(tmp_path / "b.txt", "second\nline\n")
     write(tmp_path / "a" / "deep.TXT", "first")
@@ -79,7 +95,11 @@ FAULTS = {
     "NaN": ({"a.jsonl": '{"id": 1, "text": "x", "n": NaN}'}, "a.jsonl", "a.jsonl:1: not JSON: NaN"),
     "very deep": ({"a.jsonl": "[" * 100_000}, "a.jsonl", "a.jsonl:1: not JSON"),
     "no object": ({"a.jsonl": '["x"]'}, "a.jsonl", "a.jsonl:1: expected an object .* got list"),
-    "no id": ({"a.jsonl": '{"_id": 1, "text": "x"}'}, "a.jsonl", 'a.jsonl:1: no "id"; the line has _id, text'),
+    "no id": ({"a.jsonl": '{"docid": 1, "text": "x"}'}, "a.jsonl", 'a.jsonl:1: no "id"; the line has docid, text'),
+    "no tab": ({"a.tsv": "1\tx\n2 y\n"}, "a.tsv", "a.tsv:2: expected an id, a tab and a text, .* got 0 tabs"),
+    "many tabs": ({"a.tsv": "1\tu\tt\tb\n"}, "a.tsv", "a.tsv:1: expected .* got 3 tabs"),
+    "same id twice, with tabs": ({"a.tsv": "1\tx\n1\ty\n"}, "a.tsv", "a.tsv:2: id '1' was already used at .*a.tsv:1"),
+    "only tabs": ({"a.tsv": "1\t \n"}, "a.tsv", "a.tsv: holds no text"),
     "no text": ({"a.jsonl": '{"id": 1}'}, "a.jsonl", 'a.jsonl:1: no "text"'),
     "id of another type": ({"a.jsonl": '{"id": 1.5, "text": "x"}'}, "a.jsonl", "a.jsonl:1: an id must be .* got 1.5"),
     "bool id": ({"a.jsonl": '{"id": true, "text": "x"}'}, "a.jsonl", "a.jsonl:1: an id must be .* got true"),

@@ -13,9 +13,14 @@ from torch.autograd import forward_ad
 
 
 def refuse_transforms(tensor: Tensor, what: str) -> None:
-    """NotImplementedError for a tensor inside a transform of torch.func, or one with a forward-mode tangent."""
+    """NotImplementedError for a tensor inside a transform of torch.func, or one with a forward-mode tangent, or where
+    torch.jit traces."""
     if torch.compiler.is_compiling():
         return
+    if torch._C._get_tracing_state() is not None:
+        raise NotImplementedError(
+            f"{what} are traced by torch.jit, which maxsim does not take: use torch.compile or torch.export"
+        )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotImplementedError(
             f"{what} are inside a transform of torch.func (vmap, grad, jvp, ...), which maxsim does not take: for "
@@ -88,7 +93,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
         raise TypeError(f"{what} must be a plain array, got a masked one of numpy: pass its data, and its mask apart")
     if value.dtype.name == "bfloat16":
         return as_tensor(value.view(np.uint16), what).view(torch.bfloat16)
-    if value.dtype.kind not in "fiub":
+    if value.dtype.kind not in "fiub" or value.dtype.itemsize > 8:  # torch has no long double
         raise TypeError(f"{what} must hold floats, got numpy {value.dtype}")
     if not value.flags.writeable or any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
         value = np.array(

@@ -1,12 +1,15 @@
 """Reading texts: a file or a folder → documents with an id, a text and the place where they stand.
 
-    file.jsonl, file.ndjson   one JSON object a line with "id" (str or int) and "text"; other fields become metadata
+    file.jsonl, file.ndjson   one JSON object a line with "id" (or "_id", as BEIR has it; str or int) and "text"; other
+                              fields become metadata
+    file.tsv                  one document a line as ColBERT has it: its id, a tab and its text, perhaps another tab and
+                              its title, which becomes metadata
     any other file            one document a line, its id is "name:line"; lines of white space only are skipped
     folder                    every .txt file below it is one document, its id is its path in the folder ("a/b.txt");
                               .jsonl and .ndjson files below it are read as above, other files are not read
 
-Files are UTF-8, with or without a byte order mark. A .txt file of white space only, and a JSON line whose text is
-that, are no documents: they are passed over and counted.
+Files are UTF-8, with or without a byte order mark. A .txt file of white space only, and a line of JSON or with tabs
+whose text is that, are no documents: they are passed over and counted.
 """
 
 from __future__ import annotations
@@ -81,6 +84,8 @@ def _read_any(path: Path, empty: list[str]) -> Iterable[Text]:
         raise SourceError(f"{path}: no such file or folder")
     if path.suffix.lower() in JSON_LINES:
         return _read_json_lines(path, empty)
+    if path.suffix.lower() == ".tsv":
+        return _read_tabs(path, empty)
     return _read_lines(_lines(path), path.name, str(path))
 
 
@@ -102,6 +107,23 @@ def _read_lines(lines: Iterable[tuple[int, str]], name: str, place: str) -> Iter
             yield Text(f"{name}:{number}", line.strip(), None, f"{place}:{number}")
 
 
+def _read_tabs(path: Path, empty: list[str]) -> Iterator[Text]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        id, *fields = line.rstrip("\r\n").split("\t")
+        if len(fields) not in (1, 2):
+            raise SourceError(
+                f"{path}:{number}: expected an id, a tab and a text, perhaps another tab and a title, got "
+                f"{len(fields)} tab{'s' * (len(fields) != 1)}"
+            )
+        if not fields[0].strip():
+            empty.append(f"{path}:{number}")
+            continue
+        title = {"title": fields[1]} if len(fields) == 2 else None
+        yield Text(id.strip(), fields[0].strip(), title, f"{path}:{number}")
+
+
 def _read_json_lines(path: Path, empty: list[str]) -> Iterator[Text]:
     for number, line in _lines(path):
         if not line.strip():
@@ -120,10 +142,11 @@ def _read_json_lines(path: Path, empty: list[str]) -> Iterator[Text]:
             raise SourceError(f"{place}: not JSON: {error}") from None
         if not isinstance(record, dict):
             raise SourceError(f'{place}: expected an object with "id" and "text", got {type(record).__name__}')
-        for field in ("id", "text"):
+        own = "id" if "id" in record or "_id" not in record else "_id"
+        for field in (own, "text"):
             if field not in record:
                 raise SourceError(f'{place}: no "{field}"; the line has {", ".join(record) or "no fields"}')
-        id, text = record.pop("id"), record.pop("text")
+        id, text = record.pop(own), record.pop("text")
         if isinstance(id, bool) or not isinstance(id, (str, int)):
             raise SourceError(f"{place}: an id must be a string or a whole number, got {json.dumps(id)}")
         if not isinstance(text, str):

@@ -74,8 +74,8 @@ def index(
     source: Annotated[
         Path,
         typer.Argument(
-            help='A file with one document a line, a .jsonl file with "id" and "text", or a folder of .txt files; or '
-            "embeddings, as `add` takes them."
+            help='A file with one document a line, a .jsonl file with "id" and "text", a .tsv file of ids and texts, '
+            "or a folder of .txt files; or embeddings, as `add` takes them."
         ),
     ],
     corpus: CorpusPath,

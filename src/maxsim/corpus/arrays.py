@@ -15,6 +15,7 @@ from .documents import Id
 from .errors import FileError
 
 TOKENS = ("tokens", "embeddings")
+MASKS = ("mask", "attention_mask")
 EXPORT = "save documents packed (tokens [T, D] and offsets [N + 1]), ids as an array of str or int"
 
 
@@ -52,14 +53,35 @@ def documents(arrays: Arrays) -> Iterator[Row]:
     lengths = _lengths(arrays)
     if lengths is not None and ids is not None and len(lengths) != len(ids):
         raise FileError(f"{path}: {len(lengths)} documents, {len(ids)} ids")
+    mask = _mask(arrays)
+    if mask is not None and lengths is not None:
+        raise FileError(f"{path}: a mask, and lengths or offsets too: keep one that says which tokens there are")
     count = 0
     for document in _cut(path, arrays.blocks(tokens), lengths):
         if ids is not None and count == len(ids):
             raise FileError(f"{path}: {len(ids)} ids, and more documents")
+        if mask is not None:
+            if count == len(mask) or mask.shape[1] != len(document):
+                shape = list(mask.shape)
+                raise FileError(f"{path}: a mask {shape}, and a document {count} of {len(document)} tokens")
+            document = document[mask[count]]
         yield Row(None if ids is None else ids[count], document)
         count += 1
     if ids is not None and count < len(ids):
         raise FileError(f"{path}: {len(ids)} ids, {count} documents")
+    if mask is not None and count < len(mask):
+        raise FileError(f"{path}: a mask of {len(mask)} documents, {count} documents")
+
+
+def _mask(arrays: Arrays) -> Tensor | None:
+    """bool [N, L], True = keep; None where there is none."""
+    name = next((each for each in MASKS if each in arrays.names), None)
+    if name is None:
+        return None
+    given = _numbers(arrays.path, name, arrays.whole(name))
+    if given.ndim != 2 or given.dtype.kind not in "iufb" or not ((given == 0) | (given == 1)).all():
+        raise FileError(f"{arrays.path}: {name} must hold 0 and 1 [N, L], got {given.dtype} {list(given.shape)}")
+    return torch.from_numpy(given != 0)
 
 
 def _ids(path: Path, ids: Any) -> list[Id]:

@@ -52,8 +52,13 @@ def encode_metadata(id: Id, metadata: object) -> str | None:
     _check_metadata(id, metadata, MOST_LEVELS)
     try:
         return json.dumps(dict(metadata), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"the metadata of document {id!r} is not JSON: {error}") from None
+    except (TypeError, ValueError):
+        for key, value in metadata.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"the metadata of document {id!r} is not JSON, at {key!r}: {error}") from None
+        raise
 
 
 def _check_metadata(id: Id, value: object, levels: int) -> None:

@@ -1,8 +1,9 @@
 """Reading embeddings that other programs wrote: a file or folder → documents, one at a time. Nothing is ever unpickled.
 
     .npz, .safetensors, .pt   `tokens` (or `embeddings`) [T, D] with `offsets` [N + 1] or `lengths` [N], or padded
-                              `embeddings` [N, L, D], perhaps with `lengths`; `ids` [N] perhaps; without these names one
-                              array [L, D] a document, named by its id. A .pt file may also hold a list of [L, D]
+                              `embeddings` [N, L, D], perhaps with `lengths`, or with a `mask` or `attention_mask`
+                              [N, L] of 0 and 1; `ids` [N] perhaps; without these names one array [L, D] a document,
+                              named by its id. A .pt file may also hold a list of [L, D], alone or as `embeddings`
     .npy                      [N, L, D]; in a folder also [L, D], one document
     .parquet                  a column `embeddings` (or `embedding`, `tokens`, `vectors`) of lists of lists of floats,
                               `id` or `ids`, `text`; other columns become metadata
@@ -30,6 +31,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..packed import as_tensor
 from ..quantized.files import is_codes
 from . import lines, parquet
 from .arrays import EXPORT, Arrays, Row, documents
@@ -185,7 +187,8 @@ def _safetensors(path: Path) -> Iterator[Row]:
 
 def _pt(path: Path) -> Iterator[Row]:
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # before version 1.6 PyTorch wrote no archives, and those it cannot map
+        held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError:
         raise
     except UnpicklingError as error:
@@ -202,7 +205,15 @@ def _pt(path: Path) -> Iterator[Row]:
         return
     if not isinstance(held, Mapping):
         raise FileError(f"{path}: expected a dict or a list of tensors, got {type(held).__name__}")
-    yield from documents(Arrays(path, set(held), held.__getitem__, lambda each: iter([held[each]])))
+
+    def blocks(each: str) -> Iterator[Any]:
+        if not isinstance(held[each], (list, tuple)):
+            yield held[each]
+            return
+        for number, item in enumerate(held[each]):
+            yield as_tensor(item, f"{path}: {each}[{number}]")[None]
+
+    yield from documents(Arrays(path, set(held), held.__getitem__, blocks))
 
 
 def _first_line(error: Exception) -> str:

@@ -39,11 +39,13 @@ def _name(field: object) -> str:
 
 
 def _wanted(field: str, value: object) -> Wanted:
+    if hasattr(value, "tolist"):  # of numpy and torch
+        value = value.tolist()
     several = isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping))
     values: Collection[Any] = value if several else [value]  # type: ignore[assignment]
     wanted = Wanted([], [], [])
     for each in values:
-        if isinstance(each, np.generic):
+        if isinstance(each, np.generic):  # of a list of Python
             each = each.item()
         if each is None or isinstance(each, bool):
             wanted.constants.append(each)

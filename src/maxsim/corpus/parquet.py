@@ -51,7 +51,8 @@ def _lists(path: Path, name: str, column: Any) -> Iterator[Any]:
     import pyarrow as pa
 
     kind = column.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not hasattr(kind.value_type, "value_type"):
+    lists = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    if not any(is_list(kind) for is_list in lists) or not hasattr(kind.value_type, "value_type"):
         raise FileError(f"{path}: column {name!r} must hold lists of lists of floats, got {kind}")
     if column.null_count:
         raise FileError(f"{path}: column {name!r} holds {column.null_count} nulls: write empty lists")

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 
 from ..quantized import Quantized
@@ -80,8 +81,9 @@ class Store(Reader):
                 another codec or width.
             CorpusError: the catalogue cannot be written.
         """
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or dim < 1:
             raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")
+        dim = int(dim)
         options = {"scale": scale, "bits": bits, "centroids": centroids, "renormalize": renormalize, "parts": parts}
         options["seed"] = seed
         coding = Coding.make(dim, dtype, exact, options, like)
@@ -151,6 +153,8 @@ class Store(Reader):
             TypeError: ids that are neither str nor int, embeddings that are not floats, metadata that is not JSON.
             CorpusError: another process keeps writing, the disk is full, or the folder cannot be written.
         """
+        if embeddings is None:
+            raise TypeError("embeddings must be floats [N, L, D] or a list of [L, D], got None")
         return self._add(together(ids, embeddings, texts, metadata, cut), replace)
 
     def add_file(self, path: str | os.PathLike[str], replace: bool = False) -> int:
@@ -158,8 +162,8 @@ class Store(Reader):
 
         Args:
             path: `.npz`, `.safetensors` or `.pt`: `tokens` [T, D] with `offsets` [N + 1] or `lengths` [N], or padded
-                `embeddings` [N, L, D], perhaps with `lengths` and `ids`; or one array [L, D] a document, named by its
-                id.
+                `embeddings` [N, L, D], perhaps with `lengths` [N] or a `mask` (or `attention_mask`) [N, L] of 0 and 1,
+                and `ids`; or one array [L, D] a document, named by its id. In a `.pt` file also a list of [L, D].
                 `.npy`: [N, L, D]. `.parquet`: a column `embeddings` of lists of lists of floats, perhaps `id` and
                 `text`; other columns become metadata. Without ids documents are named "file:number", from 1.
                 Codes that `maxsim.Quantized.save` or `export` wrote (`.safetensors`): as they are in a corpus of that

@@ -146,15 +146,21 @@ class Index:
         own, merged = f"{n}.{what}.{self._kind}", f"merged_{what}.npy"
         if (self.folder / own).exists() or not (self._kind == "npy" and (self.folder / merged).exists()):
             return self._load(self.folder / own), own
-        kept = _json(self.folder / f"merged_{what}.manifest.json")
+        whole, manifest = self._load(self.folder / merged), self.folder / f"merged_{what}.manifest.json"
+        if not whole.ndim:
+            raise ValueError(f"{merged} holds a single number")
+        if not manifest.exists():  # which fast-plaid then makes anew of the lengths
+            return whole[before : before + sum(lengths)], merged
+        kept = _json(manifest)
         entries = [kept.get(f"{each}.{what}.npy") if isinstance(kept, dict) else None for each in range(n + 1)]
-        rows: list[Any] = [each.get("rows") if isinstance(each, dict) and each.get("merged") else 0 for each in entries]
+        rows: list[Any] = [  # "merged" is new in 1.7: of an index that 1.6 has frozen all chunks are
+            each.get("rows") if isinstance(each, dict) and each.get("merged", True) else 0 for each in entries
+        ]
         if any(type(each) is not int for each in rows) or rows[-1] != sum(lengths) or sum(rows[:-1]) != before:
             raise ValueError(
                 f"merged_{what}.manifest.json does not say where the {sum(lengths)} tokens of chunk {n} lie; a change "
                 "of the index has not ended: open it with fast-plaid once"
             )
-        whole = self._load(self.folder / merged)
         return whole[before : before + sum(lengths)], merged
 
 
