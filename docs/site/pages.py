@@ -1,4 +1,4 @@
-"""What the site is built of: docs/ with drawings inline, plots of the records, the navigation of what is there."""
+"""What the site is built of: docs/ with drawings inline, plots of the records, the examples, the navigation."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def stage(root: Path, built: Path) -> list[str]:
     shutil.copytree(root / "docs", copied, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     records = root / "benchmarks" / "records"
     plots.draw(records, copied / "plots")
+    (copied / "examples.md").write_text(_examples(root / "examples"))
     here = {path.relative_to(copied).as_posix(): path for path in sorted(copied.rglob("*.md"))}
     found = []
     for name, path in here.items():
@@ -42,6 +43,16 @@ def stage(root: Path, built: Path) -> list[str]:
     config = ENTRY.sub(lambda match: match[0] if match[1] in here else "", config)
     (built / "mkdocs.yml").write_text(config)
     return found
+
+
+def _examples(folder: Path) -> str:
+    """Their README, with the scripts that it links below it."""
+    text = (folder / "README.md").read_text()
+    names = list(dict.fromkeys(re.findall(r"\]\(([\w-]+)\.py\)", text)))
+    text = re.sub(r"\]\(([\w-]+)\.py\)", lambda match: f"](#{match[1]}py)", text)
+    return text + "".join(
+        f"\n## {name}.py\n\n```python\n{(folder / name).with_suffix('.py').read_text()}```\n" for name in names
+    )
 
 
 def _inline(drawing: Path, text: str) -> str:
