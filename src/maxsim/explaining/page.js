@@ -37,7 +37,7 @@ function Hit(hit, n, section) {
 }
 
 // How strongly to shade each document token, 0 to 1. Of query tokens: the largest similarity. Of none in particular:
-// of a text what each brings to the score, of a page image the mean similarity.
+// of a text what each brings to the score, of a page image the largest similarity of all query tokens.
 Hit.prototype.strengths = function (tokens) {
   const found = new Float64Array(this.width);
   if (!tokens.length && !this.patches) {
@@ -45,14 +45,14 @@ Hit.prototype.strengths = function (tokens) {
     const most = found.reduce((a, b) => Math.max(a, b), 1e-30);
     return found.map((x) => x / most);
   }
-  const mean = !tokens.length;
-  const rows = mean ? this.index.map((_, i) => i) : tokens;
+  const all = !tokens.length;
+  const rows = all ? this.index.map((_, i) => i) : tokens;
   for (const i of rows) {
     const row = this.codes.subarray(i * this.width, (i + 1) * this.width);
-    row.forEach((x, j) => { found[j] = mean ? found[j] + x / rows.length : Math.max(found[j], x); });
+    row.forEach((x, j) => { found[j] = Math.max(found[j], x); });
   }
   let low = 1, high = 255;
-  if (mean || own.checked) {
+  if (all || own.checked) {
     const real = found.filter((x) => x > 0);
     low = real.reduce((a, b) => Math.min(a, b), 255);
     high = real.reduce((a, b) => Math.max(a, b), 0);
@@ -104,7 +104,7 @@ Hit.prototype.words = function (tokens, mine, matching) {
     matching.forEach((i, n) => list.push(n ? "; " : "", bold(data.query[i]), ` ${term(i)}`));
     return list;
   }
-  if (!tokens.length) return [this.patches ? "Shaded by the mean similarity of all query tokens; frames are what they matched" : "Shaded by what each token brings to the score; underlined are those that query tokens matched"];
+  if (!tokens.length) return [this.patches ? "Shaded by the largest similarity of all query tokens; frames are what they matched" : "Shaded by what each token brings to the score; underlined are those that query tokens matched"];
   tokens.forEach((i, n) => {
     const j = this.index[i];
     list.push(n ? "; " : "", bold(data.query[i]));
