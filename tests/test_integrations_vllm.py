@@ -109,7 +109,8 @@ def test_not_asked_for_it_does_not_even_import_vllm(monkeypatch):
 def test_a_shared_query_is_one_launch_of_packed_documents(stub, monkeypatch, dtype, device):
     runner = stub()()
     docs = documents(dtype, device=device)
-    query = docs[3].new_tensor(torch.nn.functional.normalize(torch.randn(32, 128), dim=-1).tolist())
+    drawn = torch.randn(32, 128, generator=torch.Generator().manual_seed(1))
+    query = torch.nn.functional.normalize(drawn, dim=-1).to(device, dtype)
     plain = runner.finish([query] * 8, docs)
     launches = []
     monkeypatch.setattr(vllm, "score", lambda *args: launches.append(args) or maxsim.score(*args))
@@ -128,7 +129,8 @@ def test_a_shared_query_is_one_launch_of_packed_documents(stub, monkeypatch, dty
 def test_several_queries_and_mixed_dtypes(stub, device):
     runner = stub()()
     docs = documents(device=device)
-    first, second, third = (torch.randn(length, 128, device=device) for length in (5, 31, 1))
+    made = torch.Generator().manual_seed(2)
+    first, second, third = (torch.randn(length, 128, generator=made).to(device) for length in (5, 31, 1))
     queries = [first, second, first, first, third, second, second, first]
     plain = runner.finish(queries, docs), runner.finish([each.bfloat16() for each in queries], docs)
     shared = first.half()

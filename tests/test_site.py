@@ -121,11 +121,15 @@ def test_pages(room: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             "docs/index.md": "# Home\n\n![A square](drawings/a.svg)\n",
             "docs/lost.md": "# Lost\n\n![Nothing](drawings/b.svg)\n",
             "docs/drawings/a.svg": '<?xml version="1.0"?>\n<svg>\n\n<rect/>\n</svg>\n',
-            "mkdocs.yml": "nav:\n  - index.md\n  - Later: later.md\n",
+            "examples/README.md": "# Examples\n\n[one.py](one.py)\n",
+            "examples/one.py": "print(1)\n",
+            "mkdocs.yml": "nav:\n  - index.md\n  - examples.md\n  - Later: later.md\n",
         },
     )
     found = room.stage(tmp_path, tmp_path / "built")
     assert found == ["lost.md: no such drawing: drawings/b.svg", "lost.md is not in the navigation of mkdocs.yml"]
-    assert (tmp_path / "built" / "mkdocs.yml").read_text() == "nav:\n  - index.md\n"
+    assert (tmp_path / "built" / "mkdocs.yml").read_text() == "nav:\n  - index.md\n  - examples.md\n"
+    shown = (tmp_path / "built" / "pages" / "examples.md").read_text()
+    assert shown == "# Examples\n\n[one.py](#onepy)\n\n## one.py\n\n```python\nprint(1)\n```\n"
     page = (tmp_path / "built" / "pages" / "index.md").read_text()
     assert '<figure>\n<svg role="img" aria-label="A square">\n<rect/>\n</svg>\n</figure>' in page
