@@ -78,7 +78,9 @@ def main() -> None:
     print("                  nDCG@10")
     print(f"keywords (BM25)     {before:.3f}")
     print(f"reranked (MaxSim)   {after:.3f}\n")
-    mended = [n for n, wanted in enumerate(judged) if reranked[n][0] in wanted and wanted.isdisjoint(candidates[n][:3])]
+    mended = [
+        n for n, wanted in enumerate(judged) if wanted & set(reranked[n][:1]) and wanted.isdisjoint(candidates[n][:3])
+    ]
     for n in mended[:2]:
         print(f"  {queries[n][:140]}")
         print(f"    keywords  {documents[candidates[n][0]][:90]}…")

@@ -320,4 +320,4 @@ def test_a_page_escapes_and_loads_nothing(tmp_path):
     assert not re.search(r"<(link|script|img|iframe)[^>]*(src|href)=(?!\"data:)", html)
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S).group(1))
     assert data["query"][0] == "</script>"
-    assert len(base64.b64decode(data["hits"][0]["codes"])) == 6
+    assert len(base64.b64decode(data["hits"][0]["shades"])) == 6

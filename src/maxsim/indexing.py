@@ -138,7 +138,6 @@ def explain(
 
     Raises:
         KeyError: no such document.
-        ValueError: NaN or infinity in the query's embedding, which no search takes.
     """
     document = corpus.get(id)
     if embedding is None:
@@ -148,11 +147,10 @@ def explain(
     count = len(document.embeddings)
     image, patches = _patches(corpus, document.metadata or {}, count, notes)
     text = document_spans = None
-    if patches is not None:
-        pass  # a text that is kept beside a page is not what was encoded
-    elif document.text is not None:
+    # a text that is kept beside a page is not what was encoded
+    if patches is None and document.text is not None:
         text, document_spans = _text(encoder.document_spans, document.text, count, "document", notes)
-    else:
+    elif patches is None:
         notes.append("The corpus keeps no text of this document: its tokens are called by their numbers.")
     codes = corpus.codes(id)
     return explaining.explain(

@@ -133,8 +133,12 @@ class Talk:
                 return
             except RuntimeError:
                 if work.is_completed():
-                    store.set(broken, str(self.rank))
-                    raise
+                    try:
+                        work.wait()  # it may have succeeded since
+                        return
+                    except RuntimeError:
+                        store.set(broken, str(self.rank))
+                        raise
                 if store.check([broken]):
                     said = store.get(broken).decode()
                     raise RuntimeError(f"rank {said} has lost its connection to another") from None

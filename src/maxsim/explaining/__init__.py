@@ -176,10 +176,6 @@ def explain(
         index, similarity = (table.reshape(-1)[: q_end - q_start].cpu() for table in matches_of(scored, problem))
         q_keep, d_keep = _kept(problem.queries), _kept(problem.documents)
         similarities = matches_of(each, alone).similarity[0].T[: q_end - q_start].cpu().contiguous()
-        # where a backend's bits depend on a document's length (Triton's interpreter), the terms of the score go first
-        similarities = torch.where(similarities > similarity[:, None], similarity[:, None], similarities)
-        won = (index >= 0).nonzero()[:, 0]
-        similarities[won, index[won]] = similarity[won]
         similarities[:, ~d_keep] = 0.0 if masked == "zero" else -math.inf
         similarities[~q_keep] = 0.0
         return Explanation(

@@ -77,10 +77,10 @@ def render(explanations: Sequence[Explanation]) -> str:
 def _hit(of: Explanation) -> Hit:
     grid, cells = of.patches, of.document.cells()
     patches = set() if grid is None else set(grid.flatten().tolist())
-    kept, all_kept = int(of.document_mask.sum()), int(of.query_mask.sum())
+    kept, query_kept = int(of.document_mask.sum()), int(of.query_mask.sum())
     facts = [f"{kept} of {len(of.document)} document tokens kept" if kept < len(of.document) else f"{kept} tokens"]
-    if all_kept < len(of.query):
-        facts.append(f"{all_kept} of {len(of.query)} query tokens kept")
+    if query_kept < len(of.query):
+        facts.append(f"{query_kept} of {len(of.query)} query tokens kept")
     if of.masked == "zero" and kept < len(of.document):
         facts.append("masked tokens compete with 0")
     if of.normalize:
@@ -88,7 +88,7 @@ def _hit(of: Explanation) -> Hit:
     notes = list(of.notes)
     if not kept and of.score == -math.inf:
         notes.append("No token of this document is kept: its score is −∞.")
-    if not all_kept:
+    if not query_kept:
         notes.append("No query token is kept.")
     if math.isnan(of.score):
         notes.append("The score is not a number: a NaN takes part in it.")
@@ -139,10 +139,10 @@ def _others(cells: list[Cell], patches: set[int]) -> list[Cell]:
 
 def _numbers(of: Explanation) -> dict[str, Any]:
     """For the script. Similarities are bytes: 0 for what takes no part, else from 1, the least, to 255."""
-    low, high, codes = _codes(of.similarities)
+    low, high, shades = _shades(of.similarities)
     if of.masked == "zero":
-        codes[:, ~of.document_mask] = 0
-    codes[~of.query_mask] = 0
+        shades[:, ~of.document_mask] = 0
+    shades[~of.query_mask] = 0
     grid = of.patches
     return {
         "index": of.index.tolist(),
@@ -153,22 +153,22 @@ def _numbers(of: Explanation) -> dict[str, Any]:
         "labels": _labels(of.document) if grid is None else [_place(of, j)[1] for j in range(len(of.document))],
         "low": low,
         "high": high,
-        "codes": base64.b64encode(codes.numpy().tobytes()).decode(),
+        "shades": base64.b64encode(shades.numpy().tobytes()).decode(),
         "patches": None
         if grid is None
         else {"rows": grid.shape[0], "columns": grid.shape[1], "tokens": grid.flatten().tolist()},
     }
 
 
-def _codes(similarities: Tensor) -> tuple[float, float, Tensor]:
+def _shades(similarities: Tensor) -> tuple[float, float, Tensor]:
     real = similarities.isfinite()
     if not real.any():
         return 0.0, 0.0, torch.zeros(similarities.shape, dtype=torch.uint8)
     low, high = float(similarities[real].min()), float(similarities[real].max())
     scaled = (similarities.double() - low) / max(high - low, 1e-30) * 254 + 1
-    codes = torch.where(real, scaled.round().nan_to_num(0.0), 0.0).to(torch.uint8)
-    codes[similarities == math.inf] = 255
-    return low, high, codes
+    shades = torch.where(real, scaled.round().nan_to_num(0.0), 0.0).to(torch.uint8)
+    shades[similarities == math.inf] = 255
+    return low, high, shades
 
 
 def _place(of: Explanation, j: int) -> tuple[str, str, str]:

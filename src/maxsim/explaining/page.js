@@ -22,7 +22,7 @@ function Hit(hit, n, section) {
   this.text = section.querySelector(".document");
   this.frame = section.querySelector(".frame");
   this.status = section.querySelector(".status");
-  this.codes = Uint8Array.from(atob(hit.codes), (c) => c.charCodeAt(0));
+  this.shades = Uint8Array.from(atob(hit.shades), (c) => c.charCodeAt(0));
   this.width = hit.labels.length;
   this.cursor = 0;
   this.won = hit.labels.map(() => []); // of each document token the query tokens that matched it
@@ -48,7 +48,7 @@ Hit.prototype.strengths = function (tokens) {
   const all = !tokens.length;
   const rows = all ? this.index.map((_, i) => i) : tokens;
   for (const i of rows) {
-    const row = this.codes.subarray(i * this.width, (i + 1) * this.width);
+    const row = this.shades.subarray(i * this.width, (i + 1) * this.width);
     row.forEach((x, j) => { found[j] = Math.max(found[j], x); });
   }
   let low = 1, high = 255;
@@ -61,8 +61,8 @@ Hit.prototype.strengths = function (tokens) {
 };
 
 Hit.prototype.about = function (i, j) { // a similarity out of its byte
-  const code = this.codes[i * this.width + j];
-  return code ? (this.low + (code - 1) / 254 * (this.high - this.low)).toFixed(2).replace("-", "−") : null;
+  const shade = this.shades[i * this.width + j];
+  return shade ? (this.low + (shade - 1) / 254 * (this.high - this.low)).toFixed(2).replace("-", "−") : null;
 };
 
 Hit.prototype.draw = function (choice) {
@@ -95,7 +95,7 @@ Hit.prototype.words = function (tokens, mine, matching) {
   if (mine) {
     list.push(bold(this.labels[mine[0]]));
     if (!matching.length) {
-      const near = data.query.map((_, i) => [this.codes[i * this.width + mine[0]], i]).sort((a, b) => b[0] - a[0])[0];
+      const near = data.query.map((_, i) => [this.shades[i * this.width + mine[0]], i]).sort((a, b) => b[0] - a[0])[0];
       list.push(" was matched by no query token");
       if (near && near[0]) list.push("; the nearest is ", bold(data.query[near[1]]), `, about ${this.about(near[1], mine[0])}`);
       return list;

@@ -25,7 +25,10 @@ def _place(places, pairs, p, count, starts, ends, N, item, L, SIDE: tl.constexpr
     tl.store(places + count + p, end, mask=there)
 
 
-@triton.jit(do_not_specialize=("count", "NQ", "ND", "q_item", "d_item", "LQ", "LD"))
+@triton.jit(
+    do_not_specialize=("count", "NQ", "ND", "q_item", "d_item", "LQ", "LD"),
+    do_not_specialize_on_alignment=("q_places", "d_places", "pairs", "q_starts", "q_ends", "d_starts", "d_ends"),
+)
 def _chosen_kernel(
     q_places, d_places, pairs, q_starts, q_ends, d_starts, d_ends, count, NQ, ND, q_item, d_item, LQ, LD,
     BLOCK: tl.constexpr,

@@ -15,8 +15,8 @@ from .won_rows import entry_of, fill_others
 # Sizes never make a new variant; strides do.
 COMMON = (
     "first", "some", "items", "chunk", "carried_rows", "first_row", "rows", "columns", "parts", "chunk_log2",
-    "all_counters", "spare", "K", "NQ", "ND", "LQ", "LD", "TQ", "TD", "grad_query", "grad_document", "d_group", "count",
-    "steps", "more", "piece_log2", "words", "of_entries",
+    "all_counters", "spare", "K", "NQ", "ND", "LQ", "LD", "TQ", "TD", "grad_query", "grad_document", "d_group",
+    "more", "piece_log2", "words", "of_entries",
 )  # fmt: skip
 TABLES = (
     "grad", "pairs", "pair_order", "pair_offsets", "marks", "held", "holders", "q_starts", "q_ends", "q_owner",

@@ -22,7 +22,7 @@ from .launches import Slot, Steps
 from .lists import SIZE, Lists, Pairs, lists
 from .owners import Held, held_of, holders_of, owners
 from .sides import Side
-from .won_rows import BLOCK, FILL, _rank_kernel, few_win
+from .won_rows import FILL, few_win, ranked
 
 CHUNK_BYTES = 256 << 20  # lists held at once
 MOST = 512  # plans kept; when there are more, all are made anew
@@ -141,14 +141,10 @@ class _Backward:
         for first in range(0, d.count, step):
             some = min(step, d.count - first)
             self.steps.reuse(mark)
-            order, ends = (self.steps.room(torch.int16, some * columns) for _ in range(2))
-            blocks = triton.cdiv(columns, BLOCK.value)
-            self.steps.launch(
-                _rank_kernel, some * blocks, order, ends, self.at.winners, first, columns, blocks, num_warps=1
-            )
+            found = ranked(self.steps, self.at.winners, first, some, columns)
             first_row, rows = (0, d.rows) if d.rows else (first * d.length, some * d.length)
             self._launch(
-                out, False, rows, Pairs(None, None), None, None, Lists(order, ends, (0, 0, 0)),
+                out, False, rows, Pairs(None, None), None, None, found,
                 first=first, some=some, first_row=first_row, few_won=True,
             )  # fmt: skip
 

@@ -8,9 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
-from .gradient_rows import COMMON
 from .launches import Slot, Steps
 from .sides import Side
+
+SIZES = ("count", "rows", "steps")
 
 
 @triton.jit
@@ -27,16 +28,16 @@ def _first_beyond(values, row, count, steps):
     return low
 
 
-@triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=("starts", "ends"))
-def _owners_kernel(owners, starts, ends, count, rows, steps, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=("starts", "ends"))
+def _owners_kernel(found, starts, ends, count, rows, steps, BLOCK: tl.constexpr):
     """Which of consecutive items holds each row, −1: none."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     low = _first_beyond(ends, row, count, steps)
     start = tl.load(starts + low, mask=low < count, other=0)
-    tl.store(owners + row, tl.where((low < count) & (row >= start), low, -1), mask=row < rows)
+    tl.store(found + row, tl.where((low < count) & (row >= start), low, -1), mask=row < rows)
 
 
-@triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=("starts", "reach"))
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=("starts", "reach"))
 def _holders_kernel(holders, starts, reach, count, rows, steps, BLOCK: tl.constexpr):
     """Which items may hold each row, by position, of items in the order in which they begin: the first to end after it,
     and one past the last to begin before. reach: where the items up to a position end at most."""

@@ -6,10 +6,12 @@ of 32 queries of 32 tokens with 32 documents of 300 each: 9 rows of 10 win nothi
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from .lists import COMMON, won_by
+from .launches import Slot, Steps
+from .lists import COMMON, Lists, won_by
 from .sides import Side, span
 
 MOST = 512  # entries of a list: comparisons are as many squared
@@ -47,6 +49,15 @@ def _rank_kernel(order, ends, winners, first, columns, chunks):
     end = tl.where((earlier == 0) & (won < LAST), less + same, 0)
     tl.store(order + place, own.to(order.dtype.element_ty), mask=own < columns)
     tl.store(ends + place, end.to(ends.dtype.element_ty), mask=own < columns)
+
+
+def ranked(steps: Steps, winners: Slot, first: int, some: int, columns: int) -> Lists:
+    """The lists of some documents, of winners `[.., columns]`; for counters they have where the entries of a token
+    end."""
+    order, ends = (steps.room(torch.int16, some * columns) for _ in range(2))
+    chunks = triton.cdiv(columns, BLOCK.value)
+    steps.launch(_rank_kernel, some * chunks, order, ends, winners, first, columns, chunks, num_warps=1)
+    return Lists(order, ends, (0, 0, 0))
 
 
 @triton.jit

@@ -127,8 +127,6 @@ class Group:
 
     def part(self, coding: Coding, low: int, high: int) -> Group:
         """Segments low to high alone, in the same memory."""
-        if high - low == len(self.firsts):
-            return self
         bounds = [*self.firsts.values(), self.count]
         first, last, tokens = bounds[low], bounds[high], slice(self.tokens[low], self.tokens[high])
         return Group(
@@ -174,6 +172,8 @@ class Resident(Home):
         with self._lock:
             there = {segment.record.number for segment in segments}
             kept = [group for group in self._groups if group.firsts.keys() <= there]
+            if len(kept) < len(self._groups):
+                self._runs.clear()
             self._groups = []  # what is dropped gives its memory back before more is taken
             held = {number: group for group in kept for number in group.firsts}
             groups, run, size = list[Group](), list[Segment](), 0
