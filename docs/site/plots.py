@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from tables import conditions, latest, title
+from tables import conditions, figures, latest, title
 
 from maxsim.bench import figure2
 from maxsim.bench.cases import parse
@@ -88,7 +88,7 @@ def _bars(records: Sequence[Record], cases: Sequence[str], path: Path, error: bo
             for place, row in enumerate(rows):
                 colour = NAMES[row.contender][1]
                 panel.barh(place, row.median_ms, color=COLOURS[colour], height=0.72)
-                beside = f"{_figures(row.median_ms)} ms"
+                beside = f"{figures(row.median_ms or 0)} ms"
                 if error:
                     beside += f",  largest error {row.max_error:.1e}"
                 _label(panel, row.median_ms, place, beside, 9)
@@ -101,10 +101,6 @@ def _bars(records: Sequence[Record], cases: Sequence[str], path: Path, error: bo
         figure.supxlabel(f"{conditions([row for rows in shown for row in rows])}; medians", fontsize=8)
         figure.savefig(path, metadata={"Date": None})
     _theme(path)
-
-
-def _figures(value: float | None) -> str:
-    return f"{value:,.0f}" if value is not None and value >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
 def _label(panel: Any, x: float, y: float, text: str, size: float) -> None:
@@ -127,7 +123,7 @@ def _training(records: Sequence[Record], path: Path) -> None:
                 ys = [place + 0.16 * (n - 2) for place, _ in points]
                 panel.barh(ys, [value for _, value in points], height=0.15, color=colours[n], label=contender)
                 for y, (_, value) in zip(ys, points, strict=True):
-                    _label(panel, value, y, _figures(value), 7.5)
+                    _label(panel, value, y, figures(value), 7.5)
             panel.set(xscale="log", title=what)
             low, high = panel.get_xlim()
             panel.set_xlim(low, high * 2)

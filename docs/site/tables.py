@@ -92,14 +92,19 @@ def table(name: str, records: Path) -> str:
     cells: dict[tuple[str, str], Record] = {}
     for row in rows:
         cells.setdefault((row.case, row.contender), row)
-    shown = [(key, heading) for key, heading in chosen.columns]
-    lines = [f"| | {' | '.join(heading for _, heading in shown)} |", f"|---{'|---' * len(shown)}|"]
+    headings = " | ".join(heading for _, heading in chosen.columns)
+    lines = [f"| | {headings} |", f"|---{'|---' * len(chosen.columns)}|"]
     for case in dict.fromkeys(row.case for row in rows):
-        found = [_cell(cells.get((case, key)), chosen.memory) for key, _ in shown]
+        found = [_cell(cells.get((case, key)), chosen.memory) for key, _ in chosen.columns]
         lines.append(f"| {title(case)} | {' | '.join(found)} |")
     unit = "ms, and MiB beyond the inputs" if chosen.memory else "ms"
     named = ", ".join(f"`{files[file].name}`" for file in chosen.files)
     return "\n".join([*lines, "", f"<small>Medians, {unit}. {named}: {conditions(rows)}.</small>"])
+
+
+def figures(value: float) -> str:
+    """Three of them, or all before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
 def _cell(row: Record | None, memory: bool) -> str:
@@ -107,5 +112,5 @@ def _cell(row: Record | None, memory: bool) -> str:
         return "–"
     if row.median_ms is None:
         return "out of memory" if row.max_error is None else "wrong scores"
-    ms = f"{row.median_ms:,.0f}" if row.median_ms >= 1000 else f"{row.median_ms:#.3g}".rstrip(".")
+    ms = figures(row.median_ms)
     return f"{ms}, {row.peak_mib:,.0f}" if memory and row.peak_mib is not None else ms
