@@ -156,6 +156,17 @@ def test_rows_of_earlier_formats_have_no_checksum(tmp_path):
         again.get("a4")
 
 
+def test_checksums_do_not_depend_on_the_version_of_python():
+    """Of characters newer than its Unicode, which repr would escape."""
+    assert sums.row_sum(3, "ü", "\U0001fae8 \U000323b0", '{"n": 1.5}', 0, 1) == 1724928292
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for table, columns in (("corpus", f"{sums.SETTINGS}, sum"), ("segments", sums.SEGMENTS)):
+            db.execute(f"CREATE TABLE {table} ({columns})")
+        db.execute("CREATE TABLE codebook (file, bytes, sha256)")
+        db.execute("INSERT INTO corpus (dim, encoder) VALUES (8, '\U0001fae8 \U000323b0')")
+        assert sums.state_sum(db) == "393bbe63b1ba62429c75ce283633c734"
+
+
 def test_a_damaged_catalogue_gets_no_new_checksum(tmp_path):
     corpus = made(tmp_path / "store", "float16")
     sql(corpus, "UPDATE segments SET documents = documents + 1")
