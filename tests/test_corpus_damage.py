@@ -137,6 +137,34 @@ def test_changed_rows_are_told(tmp_path, fault):
                 ask("a2")
 
 
+CHANGES = {
+    "texts": lambda c: c.update(["a1", "a2"], texts=["x", "y"]),
+    "metadata": lambda c: c.update(["a1", "a2"], metadata=[{"n": 1}, None]),
+    "embeddings": lambda c: c.update(["a1", "a2"], embeddings=QUERIES),
+    "delete": lambda c: c.delete(["a1", "a2"]),
+    "replace": lambda c: c.add(["a1", "a2"], QUERIES, replace=True),
+    "export": lambda c: c.export(c.path.parent / "x.npz"),
+}
+
+
+def test_a_damaged_row_gets_no_new_checksum(tmp_path):
+    """Nor is it written elsewhere."""
+    corpus = made(tmp_path / "store", "float16")
+    sql(corpus, ROWS["text"])
+    told = corpus.check()
+    for change in CHANGES.values():
+        with pytest.raises(CorpusError, match=r"catalogue\.sqlite: the row of the document at position 2 has changed"):
+            change(corpus)
+    assert (corpus.check(), corpus.texts(["a1"])) == (told, {"a1": "text 1 é"})
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    corpus = made(tmp_path / "other", "float16")
+    sql(corpus, "UPDATE documents SET deleted = 1 - deleted WHERE id IN ('ü', 'z')")
+    told = corpus.check()
+    with pytest.raises(CorpusError, match="has changed since it was written"):
+        corpus.compact()
+    assert corpus.check() == told != []
+
+
 def test_rows_of_earlier_formats_have_no_checksum(tmp_path):
     corpus = made(tmp_path / "store", "float16")
     down = ["ALTER TABLE corpus DROP COLUMN sum", "ALTER TABLE corpus DROP COLUMN summed"]

@@ -79,8 +79,9 @@ class SegmentBuffer:
 class Adding:
     """Documents on their way into the corpus, in the transaction `db`; `flush` ends it."""
 
-    def __init__(self, db: sqlite3.Connection, folder: Path, coding: Coding) -> None:
+    def __init__(self, db: sqlite3.Connection, catalogue: Path, folder: Path, coding: Coding) -> None:
         self._db, self._folder, self._coding = db, folder, coding
+        self._row = sql.row_of(db, catalogue)
         self.start, self._number = sql.counters(db)
         self._position = self.start
         self._buffer, self._pending = SegmentBuffer(coding.dim, coding.dtype), list[Id]()
@@ -108,10 +109,14 @@ class Adding:
         self._position += 1
 
     def replace(self, id: Id) -> None:
-        """Deletes the document of that id that was there before the change; one that comes twice stays an error."""
-        old = sql.find(self._db, id)
-        if old is not None and old[0] < self.start:
-            sql.tombstone(self._db, old[0])
+        """Deletes the document of that id that was there before the change; one that comes twice stays an error.
+
+        Raises:
+            CorpusError: its row has changed since it was written.
+        """
+        old = self._row(id)
+        if old is not None and old.position < self.start:
+            sql.tombstone(self._db, old.position)
 
     def adopt(self, codes: Codes) -> bool:
         """Whether documents by these parameters are kept as they are; the corpus takes their tables where it has none.

@@ -9,11 +9,10 @@ decode to.
 from __future__ import annotations
 
 import os
-import sqlite3
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from ..packed import Packed
 from ..quantized import Quantized
 from ..quantized.files import metadata_of
 from . import lines
+from . import rows as sql
+from .catalogue import Catalogue
 from .coding import Shape
 from .documents import Id
 from .gathering import Lot, gathered
@@ -34,7 +35,7 @@ from .streamed import SafetensorsWriter
 KINDS = (".safetensors", ".npz", ".parquet", ".jsonl")
 
 
-def export(path: Path, reading: AbstractContextManager[sqlite3.Connection], refresh: Callable[..., Snapshot]) -> int:
+def export(path: Path, catalogue: Catalogue, refresh: Callable[..., Snapshot]) -> int:
     """As `Corpus.export`: what is read is one state of the corpus."""
     kind, lines_path = path.suffix.lower(), lines.beside(path)
     if kind not in KINDS:
@@ -46,9 +47,10 @@ def export(path: Path, reading: AbstractContextManager[sqlite3.Connection], refr
     if kind != ".jsonl":
         made.append((path, path.with_name(f".{uuid.uuid4().hex}.tmp")))
     try:
-        with reading as db:
+        with catalogue.reading() as db:
             snapshot = refresh(db)
-            ids, positions = _write_lines(db, made[0][1])
+            rows = sql.checked(db, catalogue.path, "deleted = 0 ORDER BY position")()
+            ids, positions = _write_lines((sql.held(catalogue.path, row) for row in rows), made[0][1])
         if kind != ".jsonl":
             _write_embeddings(made[1][1], kind, snapshot, ids, positions)
         for target, temporary in made:
@@ -59,12 +61,11 @@ def export(path: Path, reading: AbstractContextManager[sqlite3.Connection], refr
     return len(ids)
 
 
-def _write_lines(db: sqlite3.Connection, path: Path) -> tuple[list[Id], Tensor]:
+def _write_lines(documents: Iterator[sql.Held], path: Path) -> tuple[list[Id], Tensor]:
     """→ the ids and positions, int64, rising."""
     ids, positions = list[Id](), list[int]()
-    query = "SELECT position, id, text, metadata FROM documents WHERE deleted = 0 ORDER BY position"
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for position, id, text, metadata in db.execute(query):
+        for position, id, text, metadata in documents:
             file.write(lines.line(id, text, metadata))
             ids.append(id)
             positions.append(position)

@@ -20,13 +20,13 @@ def beside(path: Path) -> Path:
     return path.with_suffix(".jsonl")
 
 
-def line(id: Id, text: str | None, metadata: str | None) -> str:
-    """Of a document, whose metadata are JSON.
+def line(id: Id, text: str | None, metadata: dict[str, Any] | None) -> str:
+    """Of a document.
 
     Raises:
         ValueError: metadata with a field that the lines keep for the id or the text.
     """
-    fields = {} if metadata is None else json.loads(metadata)
+    fields = metadata or {}
     wrong = [name for name in RESERVED if name in fields]
     if wrong:
         raise ValueError(

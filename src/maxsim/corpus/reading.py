@@ -156,9 +156,7 @@ class Reader:
             CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
         """
         with self._catalogue.reading() as db:
-            held = sql.holding(db, self._catalogue.path)(check_id(id))
-            if held is None:
-                raise KeyError(f"no document has the id {id!r}")
+            held = sql.existing(id, sql.holding(db, self._catalogue.path)(check_id(id)))
             snapshot = self._refresh(db)
         segment = snapshot.segment_of(held.position)
         local = segment.row(held.position)

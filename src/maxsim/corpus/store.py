@@ -151,7 +151,8 @@ class Store(Reader):
                 differ, NaN or infinity (also one that appears in the conversion; says where), no tokens to train codes
                 on.
             TypeError: ids that are neither str nor int, embeddings that are not floats, metadata that is not JSON.
-            CorpusError: another process keeps writing, the disk is full, or the folder cannot be written.
+            CorpusError: another process keeps writing, the disk is full, the folder cannot be written, or a row of the
+                catalogue that would be replaced is damaged.
         """
         if embeddings is None:
             raise TypeError("embeddings must be floats [N, L, D] or a list of [L, D], got None")
@@ -233,7 +234,7 @@ class Store(Reader):
             OSError: a file cannot be written; none is left.
             CorpusError: the files of the corpus are not what the catalogue says.
         """
-        return export(Path(path), self._catalogue.reading(), self._refresh)
+        return export(Path(path), self._catalogue, self._refresh)
 
     def update(
         self,
@@ -262,18 +263,19 @@ class Store(Reader):
             raise ValueError("give embeddings, texts or metadata to change")
         given, seen = together(ids, embeddings, texts, metadata), set[Id]()
         with self._changing() as (db, adding):
+            row = sql.row_of(db, self._catalogue.path)
             for id, document, text, data, _ in given:
                 id = check_id(id)
                 if id in seen:
                     raise ValueError(f"id {id!r} comes twice; nothing was changed")
                 seen.add(id)
-                position, *kept = sql.existing(db, id, "position, text, metadata")
-                new_text = kept[0] if texts is None else check_text(id, text)
-                new_data = kept[1] if metadata is None else encode_metadata(id, data)
+                kept = sql.existing(id, row(id))
+                new_text = kept.text if texts is None else check_text(id, text)
+                new_data = kept.metadata if metadata is None else encode_metadata(id, data)
                 if embeddings is None:
-                    sql.set_beside(db, position, new_text, new_data)
+                    sql.set_beside(db, kept.position, new_text, new_data)
                 else:
-                    sql.tombstone(db, position)
+                    sql.tombstone(db, kept.position)
                     adding.add(id, document, new_text, new_data, cut=False)
         return len(seen)
 
@@ -288,6 +290,8 @@ class Store(Reader):
             CorpusError: as for `add`; nothing has changed then. Needs room for what is rewritten beside the old files.
         """
         with self._changing() as (db, _):
+            for _ in sql.checked(db, self._catalogue.path, "deleted = 1")():
+                pass  # what is dropped was deleted, and not damaged
             removed, freed = compact(db, self._folder, self._refresh(db))
         for record in removed:  # numbers are never given again: no other writer can mean these files
             with suppress(OSError):  # Windows keeps what a reader has mapped; the next change sweeps it
@@ -310,8 +314,9 @@ class Store(Reader):
         """
         wanted = dict.fromkeys(id_list(ids))
         with self._catalogue.writing() as db:
+            row = sql.row_of(db, self._catalogue.path)
             for id in wanted:
-                sql.tombstone(db, sql.position_of(db, id))
+                sql.tombstone(db, sql.existing(id, row(id)).position)
         return len(wanted)
 
     @contextmanager
@@ -320,7 +325,7 @@ class Store(Reader):
         with self._catalogue.writing() as db:
             kept = self._sweep(db)
             try:
-                adding = Adding(db, self._folder, self._refresh(db).coding)
+                adding = Adding(db, self._catalogue.path, self._folder, self._refresh(db).coding)
                 yield db, adding
                 adding.flush()
             except BaseException:
