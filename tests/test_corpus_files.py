@@ -196,6 +196,10 @@ BAD = {
         lambda p: npz(p, tokens=np.ones((5, 8)), lengths=np.array([5]), mask=np.ones((1, 5), bool)),
         "a mask, and lengths or offsets too",
     ),
+    "archive.npy": (
+        lambda p: npz(p.with_suffix(".npz"), a=np.ones((5, 8))) or p.with_suffix(".npz").rename(p),
+        "archive.npy: the magic string is not correct",
+    ),
     "flat.npy": (lambda p: np.save(p, np.ones((3, 8))), r"expected \[N, L, D\], got shape \[3, 8\]"),
     "cut.npz": (cut_npz, "bytes, damaged"),
     "cut.safetensors": (lambda p: p.write_bytes(b"\xff" * 30), "bytes, damaged"),

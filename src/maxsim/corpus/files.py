@@ -152,7 +152,7 @@ def _stream(file: Any, where: str) -> Iterator[Any]:
 
 
 def _npy(path: Path, name: str, alone: bool) -> Iterator[Row]:
-    array = _array(lambda: np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+    array = _array(lambda: npy.open_memmap(path, mode="r"), str(path))
     if array.ndim == 2 and not alone:
         yield Row(name[: -len(path.suffix)], np.array(array))
         return
