@@ -107,8 +107,16 @@ def test_a_folder_of_embeddings(run):  # noqa: F811
         np.save(f"many/{name}.npy", np.ones((2, DIM), np.float32))
     run("index", "many", "store")
     assert Corpus.open("store").ids() == ["a", "b"]
-    Path("many", "x.txt").write_text("a text")  # a folder of texts
-    assert "added 1 document" in run("index", "many", "of_texts").stdout
+    Path("exported").mkdir()
+    run("export", "store", "exported/all.npz")  # and all.jsonl, of its documents
+    assert "added 2 documents" in run("index", "exported", "again").stdout
+    assert Corpus.open("again").ids() == ["a", "b"]
+    for name in ("x.txt", "b.ndjson", "more.JSONL"):
+        Path("many", name).write_text("a text")
+        error = one_line(run("index", "many", "of_both", code=1))
+        assert error.startswith("maxsim: many: holds embeddings (many/a.npy) and texts (many/")
+        assert name in error and not Path("of_both").exists()
+        Path("many", name).unlink()
 
 
 def test_a_field_that_no_document_has(run):  # noqa: F811

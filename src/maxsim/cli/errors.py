@@ -51,7 +51,7 @@ def _explanation(error: Exception) -> str | None:
     """What a user can do about it, None for an error that is our fault."""
     from torch import OutOfMemoryError
 
-    from ..corpus import CorpusError
+    from ..corpus import CorpusError, FileError
     from ..distributed.talk import RankError
     from ..encode import EncoderError
 
@@ -59,7 +59,7 @@ def _explanation(error: Exception) -> str | None:
         return "the GPU's memory is too small for this; try --device cpu"
     if isinstance(error, UnsupportedError):
         return f"{' '.join(str(error).split())}; try --device cpu"
-    explained = isinstance(error, (CorpusError, sources.SourceError, EncoderError, RankError, OSError))
+    explained = isinstance(error, (CorpusError, FileError, sources.SourceError, EncoderError, RankError, OSError))
     return str(error) if explained else None
 
 

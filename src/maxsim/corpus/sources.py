@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..quantized import Codes, Quantized
 from ..quantized.files import is_codes
-from . import files
+from . import files, lines
 from .documents import document_of
 from .errors import FileError
 from .indexes import Index, folder_of
@@ -24,11 +24,24 @@ class Kept(NamedTuple):
 
 
 def holds_embeddings(path: Path) -> bool:
-    """Whether a path is a file of embeddings, an index of another program, or a folder of such files and no texts."""
-    if path.is_dir():
-        there = {each.suffix.lower() for each in path.rglob("*") if each.is_file()}
-        return folder_of(path) is not None or (bool(there & {*files.KINDS}) and not there & {*TEXTS})
-    return path.suffix.lower() in files.KINDS
+    """Whether a path is a file of embeddings, an index of another program, or a folder of such files. JSON lines beside
+    a file of embeddings are of its documents.
+
+    Raises:
+        FileError: a folder of embeddings and of texts.
+    """
+    if not path.is_dir():
+        return path.suffix.lower() in files.KINDS
+    if folder_of(path) is not None:
+        return True
+    there = sorted(each for each in path.rglob("*") if each.is_file())
+    embeddings = [each for each in there if each.suffix.lower() in files.KINDS]
+    told = {lines.beside(each) for each in embeddings}
+    texts = [each for each in there if each.suffix.lower() in TEXTS and each not in told]
+    if embeddings and texts:
+        both = f"embeddings ({embeddings[0]}) and texts ({texts[0]})"
+        raise FileError(f"{path}: holds {both}: give each a folder of its own")
+    return bool(embeddings)
 
 
 def kept_by(path: Path) -> Kept:
