@@ -45,6 +45,27 @@ def test_index_of_embeddings(run):  # noqa: F811
     assert "cut.npz: " in one_line(run("index", "cut.npz", "nothing", code=1))
 
 
+def test_a_failed_index_leaves_nothing(run, monkeypatch):  # noqa: F811
+    np.savez("bad.npz", a=np.ones((2, DIM)), b=np.ones((2, DIM + 1)))
+    Path("empty").mkdir()
+    for store in ("store", "empty"):
+        assert f"has width {DIM + 1}" in one_line(run("index", "bad.npz", store, code=1))
+    assert [path.name for path in Path().iterdir() if path.is_dir()] == ["empty"] and not list(Path("empty").iterdir())
+    np.savez("good.npz", a=np.ones((2, DIM)))
+    run("index", "good.npz", "store", "--dtype", "float32")
+    one_line(run("index", "bad.npz", "store", code=1))
+    assert Corpus.open("store").ids() == ["a"]  # which was there
+    add_file = Corpus.add_file
+
+    def beside_another(corpus, path, replace):
+        add_file(corpus, "good.npz")
+        return add_file(corpus, path, replace)
+
+    monkeypatch.setattr(Corpus, "add_file", beside_another)
+    one_line(run("index", "good.npz", "other", code=1))
+    assert Corpus.open("other").ids() == ["a"]
+
+
 def test_index_of_an_index(run):  # noqa: F811
     Path("pylate").mkdir()
     write_index(Path("pylate", "fast_plaid_index"), "npy", 4, [[3, 0], [2]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +26,7 @@ def index_embeddings(
     from ..corpus import kept_by
     from ..search import Corpus
 
-    start = time.monotonic()
+    start, there, made = time.monotonic(), corpus.exists(), False
     with orderly_stop(), refusals():
         try:
             target = Corpus.open(corpus)
@@ -33,6 +34,7 @@ def index_embeddings(
             kept = _read(partial(kept_by, source))
             more = kept.options if dtype in (None, kept.dtype) else {}
             target = Corpus.create(corpus, kept.dim, dtype or kept.dtype, model, exact=exact, **more)
+            made = True
         else:
             facts = target.info()
             check_same("dtype", dtype or facts.dtype, facts.dtype, corpus)
@@ -40,7 +42,12 @@ def index_embeddings(
             if model is not None:
                 check_same("model", model, facts.encoder, corpus)
         before = len(target)
-        added = _read(partial(target.add_file, source, replace))
+        try:
+            added = _read(partial(target.add_file, source, replace))
+        except BaseException:
+            if made and not target.info().segments:  # else another process has added some
+                _remove(corpus, keep=there)
+            raise
     replaced = before + added - len(target)
     if as_json:
         seconds = round(time.monotonic() - start, 3)
@@ -49,6 +56,17 @@ def index_embeddings(
     else:
         more_text = f", replaced {replaced}" if replace else ""
         typer.echo(f"added {count(added - replaced, 'document')}{more_text}; {corpus} holds {len(target)}")
+
+
+def _remove(corpus: Path, keep: bool) -> None:
+    """A corpus that holds nothing. keep: the folder, which was there before."""
+    for path in corpus.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not keep:
+        corpus.rmdir()
 
 
 @plain_errors
