@@ -124,13 +124,12 @@ def export(
 
     opened = Corpus.open(corpus)
     with orderly_stop(), refusals():
-        number = _read(partial(opened.export, file))
-    lines = file.with_suffix(".jsonl")
-    written = [str(file)] if lines == file else [str(file), str(lines)]
+        made = _read(partial(opened.export, file))
+    written = list(map(str, made.files))
     if as_json:
-        print_json({"corpus": str(corpus), "files": written, "documents": number})
+        print_json({"corpus": str(corpus), "files": written, "documents": made.documents})
     else:
-        typer.echo(f"wrote {count(number, 'document')} to {' and '.join(written)}")
+        typer.echo(f"wrote {count(made.documents, 'document')} to {' and '.join(written)}")
 
 
 def _read(work: Callable[[], R]) -> R:

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,30 +35,42 @@ from .streamed import SafetensorsWriter
 KINDS = (".safetensors", ".npz", ".parquet", ".jsonl")
 
 
-def export(path: Path, catalogue: Catalogue, refresh: Callable[..., Snapshot]) -> int:
+class Exported(NamedTuple):
+    """The number of documents, and the files that were written: of embeddings, if any, and of lines."""
+
+    documents: int
+    files: tuple[Path, ...]
+
+
+def export(path: Path, catalogue: Catalogue, refresh: Callable[..., Snapshot]) -> Exported:
     """As `Corpus.export`: what is read is one state of the corpus."""
-    kind, lines_path = path.suffix.lower(), lines.beside(path)
+    kind = path.suffix.lower()
     if kind not in KINDS:
         raise ValueError(f"{path}: expected one of {', '.join(KINDS)}")
-    for each in (path, lines_path):
+    files = (path,) if kind == ".jsonl" else (path, lines.beside(path))
+    for each in files:
         if each.exists():
             raise FileExistsError(f"{each} is there already")
-    made = [(lines_path, lines_path.with_name(f".{uuid.uuid4().hex}.tmp"))]
-    if kind != ".jsonl":
-        made.append((path, path.with_name(f".{uuid.uuid4().hex}.tmp")))
+    made = {each: each.with_name(f".{uuid.uuid4().hex}.tmp") for each in files}
+    placed = list[Path]()
     try:
         with catalogue.reading() as db:
             snapshot = refresh(db)
             rows = sql.checked(db, catalogue.path, "deleted = 0 ORDER BY position")()
-            ids, positions = _write_lines((sql.held(catalogue.path, row) for row in rows), made[0][1])
+            ids, positions = _write_lines((sql.held(catalogue.path, row) for row in rows), made[files[-1]])
         if kind != ".jsonl":
-            _write_embeddings(made[1][1], kind, snapshot, ids, positions)
-        for target, temporary in made:
+            _write_embeddings(made[path], kind, snapshot, ids, positions)
+        for target, temporary in made.items():
             os.replace(temporary, target)
+            placed.append(target)
+    except BaseException:
+        for each in placed:
+            each.unlink()
+        raise
     finally:
-        for _, temporary in made:
+        for temporary in made.values():
             temporary.unlink(missing_ok=True)
-    return len(ids)
+    return Exported(len(ids), files)
 
 
 def _write_lines(documents: Iterator[sql.Held], path: Path) -> tuple[list[Id], Tensor]:

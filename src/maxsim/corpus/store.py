@@ -20,7 +20,7 @@ from .catalogue import Catalogue
 from .coding import Coding
 from .compacting import compact
 from .documents import Id, check_id, check_text, document_of, encode_metadata, id_list, together
-from .exporting import export
+from .exporting import Exported, export
 from .indexes import CodesFile, Index, folder_of
 from .reading import Reader
 from .segments import CODEBOOK, write_codebook
@@ -215,7 +215,7 @@ class Store(Reader):
                 adding.add(id, document, check_text(id, text), encode_metadata(id, data), bool(is_cut))
         return adding.count
 
-    def export(self, path: str | os.PathLike[str]) -> int:
+    def export(self, path: str | os.PathLike[str]) -> Exported:
         """Write all documents to files that other programs read, and `add_file` too, with bounded memory.
 
         Args:
@@ -225,7 +225,7 @@ class Store(Reader):
                 Beside it, with the ending `.jsonl`, a line a document: `id`, `text` and metadata. `.jsonl`: only these.
 
         Returns:
-            the number of documents.
+            documents: their number. files: the paths of what was written, the lines last.
 
         Raises:
             FileExistsError: one of the files is there.
