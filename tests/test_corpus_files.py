@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 import random
@@ -127,6 +128,26 @@ def test_parquet(tmp_path, kind):
     with pytest.raises(ValueError, match="expected a column named embeddings or"):
         corpus.add_file(tmp_path / "none.parquet")
     assert len(corpus) == 6
+
+
+def test_parquet_that_cannot_be_read(tmp_path, monkeypatch):
+    """What the system says is told as it is; the file is closed."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"embeddings": [[[1.0] * 8]]}), tmp_path / "x.parquet")
+    opened = []
+
+    class Failing(parquet.ParquetFile):
+        def iter_batches(self, **options):
+            opened.append(self)
+            yield from super().iter_batches(**options)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(parquet, "ParquetFile", Failing)
+    corpus = Corpus.create(tmp_path / "store", 8)
+    with pytest.raises(OSError, match="Input/output error"):
+        corpus.add_file(tmp_path / "x.parquet")
+    assert [file.closed for file in opened] == [True]
 
 
 class Evil:
