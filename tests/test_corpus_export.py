@@ -172,9 +172,13 @@ LINES = {
     "few": ('{"id": 1}\n', "1 lines, and more documents in the file"),
     "many": ('{"id": 1}\n{"id": 2}\n{"id": 3}\n', "more lines than the 2 documents"),
     "no JSON": ('{"id": 1}\n{"id": \n', "x.jsonl:2: "),
-    "no id": ('{"id": 1}\n{"text": "x"}\n', 'x.jsonl:2: expected an object with "id"'),
-    "no text": ('{"id": 1, "text": 3}\n{"id": 2}\n', "x.jsonl:1: the text must be a string, got int"),
-    "no id of ours": ('{"id": 1.5}\n{"id": 2}\n', "x.jsonl:1: an id must be a str or an int"),
+    "no id": ('{"id": 1}\n{"text": "x"}\n', 'x.jsonl:2: no "id"; the line has text'),
+    "no object": ('{"id": 1}\n[2]\n', "x.jsonl:2: expected an object"),
+    "no text": ('{"id": 1, "text": 3}\n{"id": 2}\n', "x.jsonl:1: the text of id 1 must be a string, got 3"),
+    "no id of ours": ('{"id": 1.5}\n{"id": 2}\n', "x.jsonl:1: an id must be a string or a whole number, got 1.5"),
+    "huge id": ('{"id": 9223372036854775808}\n{"id": 2}\n', "x.jsonl:1: an int id must fit in 64 bits"),
+    "surrogate": ('{"id": 1, "text": "\\ud800"}\n{"id": 2}\n', "x.jsonl:1: the text of .* is not valid Unicode"),
+    "NaN": ('{"id": 1, "n": NaN}\n{"id": 2}\n', "x.jsonl:1: not JSON: NaN is no JSON number"),
     "other ids": ('{"id": 1}\n{"id": 3}\n', "document 2 is 3, in the file beside it 2"),
 }
 
@@ -188,6 +192,16 @@ def test_lines_that_are_not_of_the_file(tmp_path, fault):
     with pytest.raises(FileError, match=message):
         corpus.add_file(tmp_path / "x.npz")
     assert len(corpus) == 0
+
+
+def test_lines_of_public_collections(tmp_path):
+    """As `maxsim index` reads them: with a byte order mark, and BEIR's "_id"."""
+    np.savez(tmp_path / "x.npz", tokens=np.ones((3, 8)), lengths=np.array([1, 2]))
+    (tmp_path / "x.jsonl").write_text('\ufeff{"_id": "a", "title": "t", "text": "x"}\n{"id": 2, "_id": 3}\n', "utf-8")
+    corpus = Corpus.create(tmp_path / "store", 8)
+    corpus.add_file(tmp_path / "x.npz")
+    assert corpus.texts(["a", 2]) == {"a": "x", 2: None}
+    assert corpus.metadata(["a", 2]) == {"a": {"title": "t"}, 2: {"_id": 3}}
 
 
 def test_one_state_is_exported(tmp_path, monkeypatch):
