@@ -12,6 +12,7 @@ from fakes import DIM
 from test_cli import one_line, run  # noqa: F401
 from test_residual import write_index
 
+from maxsim.quantized import Quantized, plaid
 from maxsim.search import Corpus
 
 
@@ -55,13 +56,13 @@ def test_a_failed_index_leaves_nothing(run, monkeypatch):  # noqa: F811
     run("index", "good.npz", "store", "--dtype", "float32")
     one_line(run("index", "bad.npz", "store", code=1))
     assert Corpus.open("store").ids() == ["a"]  # which was there
-    add_file = Corpus.add_file
+    add_source = Corpus.add_source
 
-    def beside_another(corpus, path, replace):
-        add_file(corpus, "good.npz")
-        return add_file(corpus, path, replace)
+    def beside_another(corpus, source, replace):
+        add_source(corpus, source)
+        return add_source(corpus, source, replace)
 
-    monkeypatch.setattr(Corpus, "add_file", beside_another)
+    monkeypatch.setattr(Corpus, "add_source", beside_another)
     one_line(run("index", "good.npz", "other", code=1))
     assert Corpus.open("other").ids() == ["a"]
 
@@ -85,6 +86,19 @@ def test_index_of_an_index(run):  # noqa: F811
     assert Corpus.open("floats").info().dtype == "float32"
     run("add", "floats", "pylate", "--replace")
     assert "id 'a' is already" in one_line(run("add", "store", "pylate", code=1))
+
+
+def test_codes_are_opened_once(run, monkeypatch):  # noqa: F811
+    write_index(Path("index"), "npy", 4, [[3, 0], [2]])
+    opened, index, load = [], plaid.Index, Quantized.load
+    monkeypatch.setattr(plaid, "Index", lambda path: opened.append(path) or index(path))
+    monkeypatch.setattr(Quantized, "load", lambda path: opened.append(path) or load(path))
+    run("index", "index", "store")
+    run("export", "store", "codes.safetensors")
+    run("index", "codes.safetensors", "again")
+    assert [path for path in opened if len(path.parts) == 1] == [Path("index"), Path("codes.safetensors")]
+    infos = [Corpus.open(store).info() for store in ("store", "again")]
+    assert [(info.documents, info.dtype, info.options) for info in infos] == [(3, "residual", infos[0].options)] * 2
 
 
 def test_added_files_are_told_where_another_fails(run):  # noqa: F811

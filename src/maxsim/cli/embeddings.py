@@ -23,15 +23,16 @@ def index_embeddings(
 ) -> None:
     """`index` of a file or folder of embeddings, which makes the corpus if need be; without `dtype` one that keeps
     codes as they are, or float16."""
-    from ..corpus import kept_by
+    from ..corpus import kept_by, opened
     from ..search import Corpus
 
     start, there, made = time.monotonic(), corpus.exists(), False
     with orderly_stop(), refusals():
+        given = opened(source)
         try:
             target = Corpus.open(corpus)
         except FileNotFoundError:
-            kept = _read(partial(kept_by, source))
+            kept = _read(partial(kept_by, given))
             more = kept.options if dtype in (None, kept.dtype) else {}
             target = Corpus.create(corpus, kept.dim, dtype or kept.dtype, model, exact=exact, **more)
             made = True
@@ -43,7 +44,7 @@ def index_embeddings(
                 check_same("model", model, facts.encoder, corpus)
         before = len(target)
         try:
-            added = _read(partial(target.add_file, source, replace))
+            added = _read(partial(target.add_source, given, replace))
         except BaseException:
             if made and not target.info().segments:  # else another process has added some
                 _remove(corpus, keep=there)

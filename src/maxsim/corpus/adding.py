@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ..quantizing import of_unseen
 from . import rows as sql
 from . import segments
 from .coding import Coding
-from .documents import Id
+from .documents import Id, check_id, check_text, encode_metadata
 from .segments import write_codebook, write_segment
 
 DECODED_BYTES = 16 << 20  # codes that become floats, at a time
@@ -87,6 +88,11 @@ class Adding:
         self._buffer, self._pending = SegmentBuffer(coding.dim, coding.dtype), list[Id]()
 
     @property
+    def dim(self) -> int:
+        """Width of the corpus."""
+        return self._coding.dim
+
+    @property
     def count(self) -> int:
         """How many were added."""
         return self._position - self.start
@@ -107,6 +113,18 @@ class Adding:
         self._buffer.append(document)
         self._pending.append(id)
         self._position += 1
+
+    def add_rows(self, rows: Iterable[tuple[Any, Any, Any, Any, Any]], replace: bool) -> None:
+        """Documents as `together` gives them: id, tensor, text, metadata and whether the text was cut.
+
+        Raises:
+            TypeError, ValueError: ids, texts or metadata of another form; as `add`. CorpusError: as `add`.
+        """
+        for id, document, text, metadata, cut in rows:
+            id = check_id(id)
+            if replace:
+                self.replace(id)
+            self.add(id, document, check_text(id, text), encode_metadata(id, metadata), bool(cut))
 
     def replace(self, id: Id) -> None:
         """Deletes the document of that id that was there before the change; one that comes twice stays an error.

@@ -105,7 +105,7 @@ def _ids(path: Path) -> list[Id] | None:
 
 
 class CodesFile:
-    """A file of `Quantized.save`, with JSON lines beside it or none.
+    """A file of `Quantized.save`, with JSON lines beside it or none. `tables`: as of `Index`.
 
     Raises:
         FileError: damaged, with a mask, or lines that are not of its documents.
@@ -119,6 +119,7 @@ class CodesFile:
             raise FileError(str(error)) from error
         if self._documents.mask is not None:
             raise FileError(f"{path}: holds codes with a mask: quantise documents of different lengths as `Packed`")
+        self.tables = self._documents.parameters
 
     def add_to(self, adding: Adding, replace: bool) -> None:
         """All documents: codes as they are where the corpus keeps them so, else what they decode to.
@@ -126,7 +127,7 @@ class CodesFile:
         Raises:
             ValueError: as `Adding.adopt` and `Adding.add`.
         """
-        adding.adopt(self._documents.parameters)
+        adding.adopt(self.tables)
         told, count = lines.beside(self.path), len(self._documents)
         rows: Iterator[Row] = (Row(f"{self.path.name}:{number}", None) for number in range(1, count + 1))
         if told.is_file():

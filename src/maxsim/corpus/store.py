@@ -12,16 +12,15 @@ import numpy as np
 import torch
 
 from ..quantized import Quantized
-from ..quantized.files import is_codes
-from . import catalogue, files
+from . import catalogue
 from . import rows as sql
 from .adding import Adding
 from .catalogue import Catalogue
 from .coding import Coding
 from .compacting import compact
-from .documents import Id, check_id, check_text, document_of, encode_metadata, id_list, together
+from .documents import Id, check_id, check_text, encode_metadata, id_list, together
 from .exporting import Exported, export
-from .indexes import CodesFile, Index, folder_of
+from .kinds import Source, opened
 from .reading import Reader
 from .segments import CODEBOOK, write_codebook
 
@@ -156,7 +155,10 @@ class Store(Reader):
         """
         if embeddings is None:
             raise TypeError("embeddings must be floats [N, L, D] or a list of [L, D], got None")
-        return self._add(together(ids, embeddings, texts, metadata, cut), replace)
+        given = together(ids, embeddings, texts, metadata, cut)
+        with self._changing() as (_, adding):
+            adding.add_rows(given, replace)
+        return adding.count
 
     def add_file(self, path: str | os.PathLike[str], replace: bool = False) -> int:
         """Add the documents of a file, or of a folder, that another program wrote, all or none, with bounded memory.
@@ -188,31 +190,23 @@ class Store(Reader):
             OSError: the file cannot be read.
             TypeError, CorpusError: as for `add`.
         """
-        path = Path(path)
-        if folder_of(path) is not None:
-            source: Index | CodesFile = Index(path)
-        elif path.suffix.lower() == ".safetensors" and is_codes(path):
-            source = CodesFile(path)
-        else:
-            return self._add(self._given(path), replace)
+        return self.add_source(opened(Path(path)), replace)
+
+    def add_source(self, source: Source, replace: bool = False) -> int:
+        """As `add_file`, of a file or folder that was `opened` before, all or none.
+
+        Args:
+            source: what `maxsim.corpus.opened` gave; it may be added to several corpora.
+            replace: as for `add`.
+
+        Returns:
+            the number of documents added.
+
+        Raises:
+            ValueError, ImportError, OSError, TypeError, CorpusError: as `add_file`.
+        """
         with self._changing() as (_, adding):
             source.add_to(adding, replace)
-        return adding.count
-
-    def _given(self, path: Path) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
-        for row in files.read(path):
-            document = document_of(row.embeddings, row.id)
-            # of no tokens the width may be unknown
-            known = document if len(document) else document.new_empty(0, self.dim)
-            yield row.id, known, row.text, row.metadata, None
-
-    def _add(self, given: Iterable[tuple[Any, Any, Any, Any, Any]], replace: bool) -> int:
-        with self._changing() as (_, adding):
-            for id, document, text, data, is_cut in given:
-                id = check_id(id)
-                if replace:
-                    adding.replace(id)
-                adding.add(id, document, check_text(id, text), encode_metadata(id, data), bool(is_cut))
         return adding.count
 
     def export(self, path: str | os.PathLike[str]) -> Exported:

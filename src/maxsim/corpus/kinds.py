@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from ..quantized import Codes, Quantized
+from ..quantized import Codes
 from ..quantized.files import is_codes
 from . import files, lines
+from .adding import Adding
 from .documents import document_of
 from .errors import FileError
-from .indexes import Index, folder_of
+from .indexes import CodesFile, Index, folder_of
 
 TEXTS = (".txt", ".jsonl", ".ndjson")
 
@@ -21,6 +23,30 @@ class Kept(NamedTuple):
     dim: int
     dtype: str
     options: dict[str, Any]
+
+
+class Floats:
+    """A file of floats, or a folder of such files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add_to(self, adding: Adding, replace: bool) -> None:
+        """All documents.
+
+        Raises:
+            FileError, ImportError, OSError: as `files.read`. ValueError, TypeError: as `Adding.add_rows`.
+        """
+        adding.add_rows(self._rows(adding.dim), replace)
+
+    def _rows(self, dim: int) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+        for row in files.read(self.path):
+            document = document_of(row.embeddings, row.id)
+            # of no tokens the width may be unknown
+            yield row.id, document if len(document) else document.new_empty(0, dim), row.text, row.metadata, None
+
+
+Source: TypeAlias = Index | CodesFile | Floats
 
 
 def holds_embeddings(path: Path) -> bool:
@@ -44,22 +70,30 @@ def holds_embeddings(path: Path) -> bool:
     return bool(embeddings)
 
 
-def kept_by(path: Path) -> Kept:
-    """Of the documents at a path; of floats the first one says the width.
+def opened(path: Path) -> Source:
+    """What `add_file` adds, opened once.
+
+    Raises:
+        FileError, OSError: as `Index` and `CodesFile`. Other files are read later.
+    """
+    if folder_of(path) is not None:
+        return Index(path)
+    if path.suffix.lower() == ".safetensors" and is_codes(path):
+        return CodesFile(path)
+    return Floats(path)
+
+
+def kept_by(source: Source) -> Kept:
+    """Of the documents of a source; of floats the first one says the width.
 
     Raises:
         FileError, ImportError, OSError: as `files.read`, or there are no documents.
     """
-    if folder_of(path) is not None:
-        return _of_codes(Index(path).tables)
-    if path.suffix.lower() == ".safetensors" and path.is_file() and is_codes(path):
-        try:
-            return _of_codes(Quantized.load(path).parameters)
-        except ValueError as error:
-            raise FileError(str(error)) from error
-    row = next(files.read(path), None)
+    if not isinstance(source, Floats):
+        return _of_codes(source.tables)
+    row = next(files.read(source.path), None)
     if row is None:
-        raise FileError(f"{path}: holds no documents")
+        raise FileError(f"{source.path}: holds no documents")
     return Kept(document_of(row.embeddings, row.id).shape[1], "float16", {})
 
 
