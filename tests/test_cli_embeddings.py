@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,19 @@ def test_codes_are_opened_once(run, monkeypatch):  # noqa: F811
     assert [path for path in opened if len(path.parts) == 1] == [Path("index"), Path("codes.safetensors")]
     infos = [Corpus.open(store).info() for store in ("store", "again")]
     assert [(info.documents, info.dtype, info.options) for info in infos] == [(3, "residual", infos[0].options)] * 2
+
+
+def test_parquet_without_its_package(run, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    Path("x.parquet").touch()
+    arrays("a.npz")
+    run("index", "a.npz", "store")
+    for words in (["index", "x.parquet", "other"], ["add", "store", "x.parquet"], ["export", "store", "y.parquet"]):
+        error = one_line(run(*words, code=1))
+        file = next(word for word in words if word.endswith(".parquet"))
+        assert error == f"maxsim: {file}: Parquet files need pyarrow: pip install 'maxsim[parquet]'\n"
+    assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "store", "texts", "x.parquet"]
 
 
 def test_added_files_are_told_where_another_fails(run):  # noqa: F811

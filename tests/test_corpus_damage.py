@@ -195,6 +195,17 @@ def test_checksums_do_not_depend_on_the_version_of_python():
         assert sums.state_sum(db) == "393bbe63b1ba62429c75ce283633c734"
 
 
+def test_the_state_is_looked_at_once(tmp_path, monkeypatch):
+    corpus, looked, real = made(tmp_path / "store", "float16"), [], sums.broken
+    monkeypatch.setattr(sums, "broken", lambda db: looked.append(db) or real(db))
+    again = Corpus.open(corpus.path)
+    assert len(looked) == 1
+    assert again.search(QUERIES, 3) and len(looked) == 1
+    corpus.delete(["a1"])
+    looked.clear()
+    assert again.search(QUERIES, 3) and len(looked) == 1
+
+
 def test_a_damaged_catalogue_gets_no_new_checksum(tmp_path):
     corpus = made(tmp_path / "store", "float16")
     sql(corpus, "UPDATE segments SET documents = documents + 1")

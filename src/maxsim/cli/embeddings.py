@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from .errors import check_same, orderly_stop, plain_errors, refusals, stop
+from .errors import check_same, orderly_stop, plain_errors, refusals
 from .options import CorpusPath, Json
 from .output import count, print_json
-
-R = TypeVar("R")
 
 
 def index_embeddings(
@@ -32,7 +28,7 @@ def index_embeddings(
         try:
             target = Corpus.open(corpus)
         except FileNotFoundError:
-            kept = _read(partial(kept_by, given))
+            kept = kept_by(given)
             more = kept.options if dtype in (None, kept.dtype) else {}
             target = Corpus.create(corpus, kept.dim, dtype or kept.dtype, model, exact=exact, **more)
             made = True
@@ -44,7 +40,7 @@ def index_embeddings(
                 check_same("model", model, facts.encoder, corpus)
         before = len(target)
         try:
-            added = _read(partial(target.add_source, given, replace))
+            added = target.add_source(given, replace)
         except BaseException:
             if made and not target.info().segments:  # else another process has added some
                 _remove(corpus, keep=there)
@@ -87,8 +83,7 @@ def add(
     from ..search import Corpus
 
     target, done = Corpus.open(corpus), list[tuple[Path, int]]()
-
-    def add_all() -> None:
+    with orderly_stop(), refusals():
         for path in files:
             try:
                 done.append((path, target.add_file(path, replace)))
@@ -97,9 +92,6 @@ def add(
                     said = ", ".join(f"{count(number, 'document')} of {each}" for each, number in done)
                     typer.echo(f"maxsim: added {said}; {path} is what failed:", err=True)
                 raise
-
-    with orderly_stop(), refusals():
-        _read(add_all)
     added = sum(number for _, number in done)
     if as_json:
         print_json({"corpus": str(corpus), "added": added, "documents": len(target)})
@@ -125,17 +117,9 @@ def export(
 
     opened = Corpus.open(corpus)
     with orderly_stop(), refusals():
-        made = _read(partial(opened.export, file))
+        made = opened.export(file)
     written = list(map(str, made.files))
     if as_json:
         print_json({"corpus": str(corpus), "files": written, "documents": made.documents})
     else:
         typer.echo(f"wrote {count(made.documents, 'document')} to {' and '.join(written)}")
-
-
-def _read(work: Callable[[], R]) -> R:
-    """Without pyarrow Parquet is neither read nor written."""
-    try:
-        return work()
-    except ImportError as error:
-        stop(str(error))

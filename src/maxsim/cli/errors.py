@@ -65,12 +65,13 @@ def _explanation(error: Exception) -> str | None:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What a corpus refuses: NaN from an encoder, an id that another process has added or deleted meanwhile."""
+    """What a corpus refuses: NaN from an encoder, an id that another process has added or deleted meanwhile; and
+    packages that a kind of file needs."""
     try:
         yield
     except KeyError as error:
         stop(str(error.args[0]))  # its str() would have quotation marks
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         stop(str(error))
 
 

@@ -136,18 +136,19 @@ class Adding:
         if old is not None and old.position < self.start:
             sql.tombstone(self._db, old.position)
 
-    def adopt(self, codes: Codes) -> bool:
-        """Whether documents by these parameters are kept as they are; the corpus takes their tables where it has none.
+    def adopt(self, codes: Codes) -> None:
+        """The corpus takes the tables of these parameters where it has none and would keep codes by them.
 
         Raises:
             ValueError: as `Coding.adopt`.
         """
         self.flush()
         coding = self._coding.adopt(codes)
-        if coding is not None and not self._coding.trained:
+        if coding is None:
+            return
+        if not self._coding.trained:
             sql.insert_codebook(self._db, write_codebook(self._folder, coding))
-        self._coding = self._coding if coding is None else coding
-        return coding is not None
+        self._coding = coding
 
     def add_documents(self, rows: Sequence[Given], documents: Quantized, replace: bool) -> None:
         """Codes whose parameters were given to `adopt`: as they are, in segments of their own, or decoded.

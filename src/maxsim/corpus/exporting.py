@@ -23,7 +23,7 @@ from torch import Tensor
 from ..packed import Packed
 from ..quantized import Quantized
 from ..quantized.files import metadata_of
-from . import lines
+from . import lines, parquet
 from . import rows as sql
 from .catalogue import Catalogue
 from .coding import Shape
@@ -51,6 +51,8 @@ def export(path: Path, catalogue: Catalogue, refresh: Callable[..., Snapshot]) -
     for each in files:
         if each.exists():
             raise FileExistsError(f"{each} is there already")
+    if kind == ".parquet":
+        parquet.package(path)
     made = {each: each.with_name(f".{uuid.uuid4().hex}.tmp") for each in files}
     placed = list[Path]()
     try:
@@ -152,11 +154,7 @@ def _npz(path: Path, snapshot: Snapshot, ids: list[Id], positions: Tensor, offse
 
 
 def _parquet(path: Path, snapshot: Snapshot, ids: list[Id], positions: Tensor) -> None:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise ImportError(f"{path}: Parquet files need pyarrow: pip install 'maxsim[parquet]'") from None
+    pa = parquet.package(path)
     value = pa.float16() if snapshot.coding.dtype == torch.float16 else pa.float32()
     kind = pa.large_list(pa.list_(value, snapshot.coding.dim))
     fields = {"embeddings": kind}
@@ -165,7 +163,7 @@ def _parquet(path: Path, snapshot: Snapshot, ids: list[Id], positions: Tensor) -
         fields = {"id": pa.int64() if types == {int} else pa.string(), **fields}
     done = 0
     with ExitStack() as stack:
-        file = stack.enter_context(parquet.ParquetWriter(path, pa.schema(list(fields.items()))))
+        file = stack.enter_context(pa.parquet.ParquetWriter(path, pa.schema(list(fields.items()))))
         for lot in gathered(snapshot, positions, exact=True):
             count = len(lot.positions)
             values = pa.array(_floats(snapshot, lot).reshape(-1).numpy(), value)

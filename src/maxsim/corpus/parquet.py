@@ -12,6 +12,16 @@ from .errors import FileError
 COLUMNS = ("embeddings", "embedding", "tokens", "vectors")
 
 
+def package(path: Path) -> Any:
+    """pyarrow with its `parquet`. Raises ImportError where it is not there; `path` is what it is needed for."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError(f"{path}: Parquet files need pyarrow: pip install 'maxsim[parquet]'") from None
+    return pyarrow
+
+
 def read(path: Path) -> Iterator[Row]:
     """The documents of a file.
 
@@ -19,10 +29,7 @@ def read(path: Path) -> Iterator[Row]:
         FileError: of other columns. ImportError: without pyarrow. OSError, ValueError: not Parquet, damaged, or it
             cannot be read.
     """
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise ImportError(f"{path}: Parquet files need pyarrow: pip install 'maxsim[parquet]'") from None
+    parquet = package(path).parquet
     with open(path, "rb"):  # where the system's own reason comes from
         pass
     with parquet.ParquetFile(path) as file:
