@@ -158,13 +158,18 @@ def test_what_is_refused(tmp_path, monkeypatch):
             with pytest.raises(OSError, match="No space left"):
                 corpus.export(tmp_path / "y.npz")
 
-    def second(temporary, target, real=os.replace):
-        assert not (tmp_path / "y.jsonl").exists()
-        real(temporary, target) if target.suffix == ".npz" else full()
+    placed, real = [], os.replace
+
+    def second(temporary, target):
+        if placed:
+            full()
+        placed.append(target)
+        real(temporary, target)
 
     monkeypatch.setattr("maxsim.corpus.exporting.os.replace", second)
     with pytest.raises(OSError, match="No space left"):
         corpus.export(tmp_path / "y.npz")
+    assert placed == [tmp_path / "y.npz"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "x.jsonl"]
 
 
