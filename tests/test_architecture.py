@@ -16,7 +16,19 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sor
 
 # From the ground up; a room sees those below it, and a folder sees itself (but no backend another).
 LAYERS = [
-    {"errors", "reference", "precision", "packed", "devices", "kernels", "sources", "plans", "progress", "quantized"},
+    {
+        "errors",
+        "reference",
+        "precision",
+        "packed",
+        "devices",
+        "kernels",
+        "jsonlines",
+        "sources",
+        "plans",
+        "progress",
+        "quantized",
+    },
     {"problem"},
     {"layout", "result", "encode"},
     {"gpu", "stream"},
@@ -35,6 +47,7 @@ LAYERS = [
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 SAME_LEVEL = {
     ("quantized", "packed"),
+    ("sources", "jsonlines"),
     ("plans", "precision"),
     ("plans", "packed"),
     ("plans", "quantized"),
@@ -44,7 +57,7 @@ SAME_LEVEL = {
 ALONE = {
     "reference": set(),
     "kernels": {"kernels"},
-    "corpus": {"corpus", "errors", "packed", "quantized", "quantizing"},
+    "corpus": {"corpus", "errors", "jsonlines", "packed", "quantized", "quantizing"},
     "errors": set(),
     "quantized": {"quantized", "packed"},
 }

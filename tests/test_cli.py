@@ -363,6 +363,8 @@ def test_errors_are_one_line(run, monkeypatch):
         ["search", "store", "x", "--device", "meta"],
         ["index", "texts"],
         ["index", "texts", "other", "--dtype", "int3"],
+        ["index", "texts", "other", "--device", "nonsense"],
+        ["index", "some.npz", "other", "--device", "nonsense"],
         ["dance"],
         ["info", "store", "--jso"],
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from fakes import DIM
 from test_cli import one_line, run  # noqa: F401
 from test_residual import write_index
 
+from maxsim.quantized import Quantized, plaid
 from maxsim.search import Corpus
 
 
@@ -45,6 +47,27 @@ def test_index_of_embeddings(run):  # noqa: F811
     assert "cut.npz: " in one_line(run("index", "cut.npz", "nothing", code=1))
 
 
+def test_a_failed_index_leaves_nothing(run, monkeypatch):  # noqa: F811
+    np.savez("bad.npz", a=np.ones((2, DIM)), b=np.ones((2, DIM + 1)))
+    Path("empty").mkdir()
+    for store in ("store", "empty"):
+        assert f"has width {DIM + 1}" in one_line(run("index", "bad.npz", store, code=1))
+    assert [path.name for path in Path().iterdir() if path.is_dir()] == ["empty"] and not list(Path("empty").iterdir())
+    np.savez("good.npz", a=np.ones((2, DIM)))
+    run("index", "good.npz", "store", "--dtype", "float32")
+    one_line(run("index", "bad.npz", "store", code=1))
+    assert Corpus.open("store").ids() == ["a"]  # which was there
+    add_source = Corpus.add_source
+
+    def beside_another(corpus, source, replace):
+        add_source(corpus, source)
+        return add_source(corpus, source, replace)
+
+    monkeypatch.setattr(Corpus, "add_source", beside_another)
+    one_line(run("index", "good.npz", "other", code=1))
+    assert Corpus.open("other").ids() == ["a"]
+
+
 def test_index_of_an_index(run):  # noqa: F811
     Path("pylate").mkdir()
     write_index(Path("pylate", "fast_plaid_index"), "npy", 4, [[3, 0], [2]])
@@ -64,6 +87,32 @@ def test_index_of_an_index(run):  # noqa: F811
     assert Corpus.open("floats").info().dtype == "float32"
     run("add", "floats", "pylate", "--replace")
     assert "id 'a' is already" in one_line(run("add", "store", "pylate", code=1))
+
+
+def test_codes_are_opened_once(run, monkeypatch):  # noqa: F811
+    write_index(Path("index"), "npy", 4, [[3, 0], [2]])
+    opened, index, load = [], plaid.Index, Quantized.load
+    monkeypatch.setattr(plaid, "Index", lambda path: opened.append(path) or index(path))
+    monkeypatch.setattr(Quantized, "load", lambda path: opened.append(path) or load(path))
+    run("index", "index", "store")
+    run("export", "store", "codes.safetensors")
+    run("index", "codes.safetensors", "again")
+    assert [path for path in opened if len(path.parts) == 1] == [Path("index"), Path("codes.safetensors")]
+    infos = [Corpus.open(store).info() for store in ("store", "again")]
+    assert [(info.documents, info.dtype, info.options) for info in infos] == [(3, "residual", infos[0].options)] * 2
+
+
+def test_parquet_without_its_package(run, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    Path("x.parquet").touch()
+    arrays("a.npz")
+    run("index", "a.npz", "store")
+    for words in (["index", "x.parquet", "other"], ["add", "store", "x.parquet"], ["export", "store", "y.parquet"]):
+        error = one_line(run(*words, code=1))
+        file = next(word for word in words if word.endswith(".parquet"))
+        assert error == f"maxsim: {file}: Parquet files need pyarrow: pip install 'maxsim[parquet]'\n"
+    assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "store", "texts", "x.parquet"]
 
 
 def test_added_files_are_told_where_another_fails(run):  # noqa: F811
@@ -107,8 +156,16 @@ def test_a_folder_of_embeddings(run):  # noqa: F811
         np.save(f"many/{name}.npy", np.ones((2, DIM), np.float32))
     run("index", "many", "store")
     assert Corpus.open("store").ids() == ["a", "b"]
-    Path("many", "x.txt").write_text("a text")  # a folder of texts
-    assert "added 1 document" in run("index", "many", "of_texts").stdout
+    Path("exported").mkdir()
+    run("export", "store", "exported/all.npz")  # and all.jsonl, of its documents
+    assert "added 2 documents" in run("index", "exported", "again").stdout
+    assert Corpus.open("again").ids() == ["a", "b"]
+    for name in ("x.txt", "b.ndjson", "more.JSONL"):
+        Path("many", name).write_text("a text")
+        error = one_line(run("index", "many", "of_both", code=1))
+        assert error.startswith("maxsim: many: holds embeddings (many/a.npy) and texts (many/")
+        assert name in error and not Path("of_both").exists()
+        Path("many", name).unlink()
 
 
 def test_a_field_that_no_document_has(run):  # noqa: F811

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from stores import document, fill, ranking
@@ -60,6 +61,22 @@ def test_hits_are_those_of_the_codes(tmp_path, case):
     assert corpus.dtype == got.dtype == torch.float32
     assert corpus.info().options == CODECS[case]
     assert corpus.check() == []
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_codes_of_a_document(tmp_path, dtype):
+    """Ids are those of `get`: what is none is refused alike."""
+    corpus, documents = Corpus.create(tmp_path / "store", DIM, dtype), data(1, [3, 0, 2])
+    corpus.add([1, "1", 2], documents)
+    coded = maxsim.quantize(documents, "int8")
+    for id, n in ((1, 0), (np.int64(1), 0), ("1", 1), (2, 2)):
+        codes, got = corpus.codes(id), corpus.get(id).embeddings
+        assert codes is None if dtype == "float16" else torch.equal(codes.dequantize().tokens, got)
+        assert codes is None or torch.equal(codes.codes, coded[n : n + 1].compact().codes)
+    for id, error in ((True, TypeError), (1.0, TypeError), ((1,), TypeError), (2**63, ValueError), ("x", KeyError)):
+        for ask in (corpus.codes, corpus.get):
+            with pytest.raises(error):
+                ask(id)
 
 
 @cases

@@ -137,6 +137,34 @@ def test_changed_rows_are_told(tmp_path, fault):
                 ask("a2")
 
 
+CHANGES = {
+    "texts": lambda c: c.update(["a1", "a2"], texts=["x", "y"]),
+    "metadata": lambda c: c.update(["a1", "a2"], metadata=[{"n": 1}, None]),
+    "embeddings": lambda c: c.update(["a1", "a2"], embeddings=QUERIES),
+    "delete": lambda c: c.delete(["a1", "a2"]),
+    "replace": lambda c: c.add(["a1", "a2"], QUERIES, replace=True),
+    "export": lambda c: c.export(c.path.parent / "x.npz"),
+}
+
+
+def test_a_damaged_row_gets_no_new_checksum(tmp_path):
+    """Nor is it written elsewhere."""
+    corpus = made(tmp_path / "store", "float16")
+    sql(corpus, ROWS["text"])
+    told = corpus.check()
+    for change in CHANGES.values():
+        with pytest.raises(CorpusError, match=r"catalogue\.sqlite: the row of the document at position 2 has changed"):
+            change(corpus)
+    assert (corpus.check(), corpus.texts(["a1"])) == (told, {"a1": "text 1 é"})
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    corpus = made(tmp_path / "other", "float16")
+    sql(corpus, "UPDATE documents SET deleted = 1 - deleted WHERE id IN ('ü', 'z')")
+    told = corpus.check()
+    with pytest.raises(CorpusError, match="has changed since it was written"):
+        corpus.compact()
+    assert corpus.check() == told != []
+
+
 def test_rows_of_earlier_formats_have_no_checksum(tmp_path):
     corpus = made(tmp_path / "store", "float16")
     down = ["ALTER TABLE corpus DROP COLUMN sum", "ALTER TABLE corpus DROP COLUMN summed"]
@@ -154,6 +182,28 @@ def test_rows_of_earlier_formats_have_no_checksum(tmp_path):
     sql(corpus, "UPDATE documents SET metadata = '{' WHERE id = 'a4'")
     with pytest.raises(CorpusError, match="the metadata of the document at position 4 are no JSON"):
         again.get("a4")
+
+
+def test_checksums_do_not_depend_on_the_version_of_python():
+    """Of characters newer than its Unicode, which repr would escape."""
+    assert sums.row_sum(3, "ü", "\U0001fae8 \U000323b0", '{"n": 1.5}', 0, 1) == 1724928292
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for table, columns in (("corpus", f"{sums.SETTINGS}, sum"), ("segments", sums.SEGMENTS)):
+            db.execute(f"CREATE TABLE {table} ({columns})")
+        db.execute("CREATE TABLE codebook (file, bytes, sha256)")
+        db.execute("INSERT INTO corpus (dim, encoder) VALUES (8, '\U0001fae8 \U000323b0')")
+        assert sums.state_sum(db) == "393bbe63b1ba62429c75ce283633c734"
+
+
+def test_the_state_is_looked_at_once(tmp_path, monkeypatch):
+    corpus, looked, real = made(tmp_path / "store", "float16"), [], sums.broken
+    monkeypatch.setattr(sums, "broken", lambda db: looked.append(db) or real(db))
+    again = Corpus.open(corpus.path)
+    assert len(looked) == 1
+    assert again.search(QUERIES, 3) and len(looked) == 1
+    corpus.delete(["a1"])
+    looked.clear()
+    assert again.search(QUERIES, 3) and len(looked) == 1
 
 
 def test_a_damaged_catalogue_gets_no_new_checksum(tmp_path):

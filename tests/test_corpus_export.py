@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -56,7 +57,7 @@ def test_floats_come_back(tmp_path, kind, dtype, ids):
         pytest.importorskip("pyarrow")
     names = {"str": None, "int": [*range(-5, 5)], "mixed": ["1", 1, "b", 3, 4, 5, 6, 7, 8, 9]}[ids]
     corpus = filled(Corpus.create(tmp_path / "store", DIM, dtype), names)
-    assert corpus.export(tmp_path / f"x.{kind}") == 9
+    assert corpus.export(tmp_path / f"x.{kind}").documents == 9
     again = Corpus.create(tmp_path / "again", DIM, dtype)
     assert again.add_file(tmp_path / f"x.{kind}") == 9
     same(corpus, again)
@@ -72,7 +73,7 @@ def test_floats_come_back(tmp_path, kind, dtype, ids):
 @pytest.mark.parametrize("case", CODECS)
 def test_codes_come_back(tmp_path, case):
     corpus = filled(made(tmp_path / "store", case))
-    assert corpus.export(tmp_path / "x.safetensors") == 9
+    assert corpus.export(tmp_path / "x.safetensors").documents == 9
     codes = Quantized.load(tmp_path / "x.safetensors")
     assert (len(codes), codes.codec) == (9, corpus.info().dtype)
     again = made(tmp_path / "again", case)
@@ -115,19 +116,23 @@ def test_an_empty_corpus(tmp_path):
     for number, kept in enumerate(({}, {"dtype": "int8"}, {"dtype": "pq", "parts": 4})):
         corpus = Corpus.create(tmp_path / f"store{number}", DIM, **kept)
         if "pq" not in kept.values():
-            assert corpus.export(tmp_path / f"x{number}.safetensors") == 0
+            assert corpus.export(tmp_path / f"x{number}.safetensors").documents == 0
             assert corpus.add_file(tmp_path / f"x{number}.safetensors") == 0
-        assert corpus.export(tmp_path / f"y{number}.npz") == 0
+        assert corpus.export(tmp_path / f"y{number}.npz").documents == 0
         assert corpus.add_file(tmp_path / f"y{number}.npz") == 0
 
 
 def test_lines_are_texts(tmp_path):
     corpus = filled(Corpus.create(tmp_path / "store", DIM))
-    assert corpus.export(tmp_path / "x.jsonl") == 9
+    assert corpus.export(tmp_path / "x.jsonl").documents == 9
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text("utf-8").splitlines()]
     assert lines[0] == {"id": "ü", "text": "text 1\nof é", "n": 1, "x": [None, 1.5]}
     assert [line["id"] for line in lines] == corpus.ids()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "x.jsonl"]
+    (tmp_path / "other").mkdir()
+    assert corpus.export(tmp_path / "other" / "X.JSONL") == (9, (tmp_path / "other" / "X.JSONL",))
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["X.JSONL"]
+    assert corpus.export(tmp_path / "y.NPZ") == (9, (tmp_path / "y.NPZ", tmp_path / "y.jsonl"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "store", "x.jsonl", "y.NPZ", "y.jsonl"]
 
 
 def test_what_is_refused(tmp_path, monkeypatch):
@@ -147,9 +152,24 @@ def test_what_is_refused(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maxsim.corpus.exporting._npz", full)
+    for step in ("_npz", "os.replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"maxsim.corpus.exporting.{step}", full)
+            with pytest.raises(OSError, match="No space left"):
+                corpus.export(tmp_path / "y.npz")
+
+    placed, real = [], os.replace
+
+    def second(temporary, target):
+        if placed:
+            full()
+        placed.append(target)
+        real(temporary, target)
+
+    monkeypatch.setattr("maxsim.corpus.exporting.os.replace", second)
     with pytest.raises(OSError, match="No space left"):
         corpus.export(tmp_path / "y.npz")
+    assert placed == [tmp_path / "y.npz"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "x.jsonl"]
 
 
@@ -157,9 +177,13 @@ LINES = {
     "few": ('{"id": 1}\n', "1 lines, and more documents in the file"),
     "many": ('{"id": 1}\n{"id": 2}\n{"id": 3}\n', "more lines than the 2 documents"),
     "no JSON": ('{"id": 1}\n{"id": \n', "x.jsonl:2: "),
-    "no id": ('{"id": 1}\n{"text": "x"}\n', 'x.jsonl:2: expected an object with "id"'),
-    "no text": ('{"id": 1, "text": 3}\n{"id": 2}\n', "x.jsonl:1: the text must be a string, got int"),
-    "no id of ours": ('{"id": 1.5}\n{"id": 2}\n', "x.jsonl:1: an id must be a str or an int"),
+    "no id": ('{"id": 1}\n{"text": "x"}\n', 'x.jsonl:2: no "id"; the line has text'),
+    "no object": ('{"id": 1}\n[2]\n', "x.jsonl:2: expected an object"),
+    "no text": ('{"id": 1, "text": 3}\n{"id": 2}\n', "x.jsonl:1: the text of id 1 must be a string, got 3"),
+    "no id of ours": ('{"id": 1.5}\n{"id": 2}\n', "x.jsonl:1: an id must be a string or a whole number, got 1.5"),
+    "huge id": ('{"id": 9223372036854775808}\n{"id": 2}\n', "x.jsonl:1: an int id must fit in 64 bits"),
+    "surrogate": ('{"id": 1, "text": "\\ud800"}\n{"id": 2}\n', "x.jsonl:1: the text of .* is not valid Unicode"),
+    "NaN": ('{"id": 1, "n": NaN}\n{"id": 2}\n', "x.jsonl:1: not JSON: NaN is no JSON number"),
     "other ids": ('{"id": 1}\n{"id": 3}\n', "document 2 is 3, in the file beside it 2"),
 }
 
@@ -173,6 +197,16 @@ def test_lines_that_are_not_of_the_file(tmp_path, fault):
     with pytest.raises(FileError, match=message):
         corpus.add_file(tmp_path / "x.npz")
     assert len(corpus) == 0
+
+
+def test_lines_of_public_collections(tmp_path):
+    """As `maxsim index` reads them: with a byte order mark, and BEIR's "_id"."""
+    np.savez(tmp_path / "x.npz", tokens=np.ones((3, 8)), lengths=np.array([1, 2]))
+    (tmp_path / "x.jsonl").write_text('\ufeff{"_id": "a", "title": "t", "text": "x"}\n{"id": 2, "_id": 3}\n', "utf-8")
+    corpus = Corpus.create(tmp_path / "store", 8)
+    corpus.add_file(tmp_path / "x.npz")
+    assert corpus.texts(["a", 2]) == {"a": "x", 2: None}
+    assert corpus.metadata(["a", 2]) == {"a": {"title": "t"}, 2: {"_id": 3}}
 
 
 def test_one_state_is_exported(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 import random
@@ -129,6 +130,26 @@ def test_parquet(tmp_path, kind):
     assert len(corpus) == 6
 
 
+def test_parquet_that_cannot_be_read(tmp_path, monkeypatch):
+    """What the system says is told as it is; the file is closed."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"embeddings": [[[1.0] * 8]]}), tmp_path / "x.parquet")
+    opened = []
+
+    class Failing(parquet.ParquetFile):
+        def iter_batches(self, **options):
+            opened.append(self)
+            yield from super().iter_batches(**options)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(parquet, "ParquetFile", Failing)
+    corpus = Corpus.create(tmp_path / "store", 8)
+    with pytest.raises(OSError, match="Input/output error"):
+        corpus.add_file(tmp_path / "x.parquet")
+    assert [file.closed for file in opened] == [True]
+
+
 class Evil:
     def __reduce__(self):
         return print, ("unpickled",)
@@ -195,6 +216,10 @@ BAD = {
     "flat mask.npz": (
         lambda p: npz(p, tokens=np.ones((5, 8)), lengths=np.array([5]), mask=np.ones((1, 5), bool)),
         "a mask, and lengths or offsets too",
+    ),
+    "archive.npy": (
+        lambda p: npz(p.with_suffix(".npz"), a=np.ones((5, 8))) or p.with_suffix(".npz").rename(p),
+        "archive.npy: the magic string is not correct",
     ),
     "flat.npy": (lambda p: np.save(p, np.ones((3, 8))), r"expected \[N, L, D\], got shape \[3, 8\]"),
     "cut.npz": (cut_npz, "bytes, damaged"),

@@ -14,16 +14,16 @@ whose text is that, are no documents: they are passed over and counted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from . import jsonlines
+from .jsonlines import SourceError, decoded
+
+__all__ = ["SourceError", "Text", "read", "read_stream"]
+
 JSON_LINES = (".jsonl", ".ndjson")
-
-
-class SourceError(ValueError):
-    """A text that cannot be read; the message names the file and the line."""
 
 
 class Text(NamedTuple):
@@ -58,7 +58,7 @@ def read_stream(file: BinaryIO, name: str) -> Iterator[Text]:
     Raises:
         SourceError: empty, not UTF-8.
     """
-    return _checked(_read_lines(_decoded(file, name), name, name), f"{name}: holds no text")
+    return _checked(_read_lines(decoded(file, name), name, name), f"{name}: holds no text")
 
 
 def _checked(texts: Iterable[Text], nothing: str) -> Iterator[Text]:
@@ -125,40 +125,14 @@ def _read_tabs(path: Path, empty: list[str]) -> Iterator[Text]:
 
 
 def _read_json_lines(path: Path, empty: list[str]) -> Iterator[Text]:
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
+    for number, id, text, fields in jsonlines.read(_lines(path), str(path)):
         place = f"{path}:{number}"
-        try:
-            record = json.loads(line, parse_constant=_no_constant)
-        except json.JSONDecodeError as error:
-            if not line.endswith("\n"):  # the last one
-                raise SourceError(
-                    f"{place}: not JSON: {error.msg} (column {error.colno} of {len(line)}); the file ends in this "
-                    "line, without a line feed, and may be cut off"
-                ) from None
-            raise SourceError(f"{place}: not JSON: {error.msg} (column {error.colno})") from None
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{place}: not JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise SourceError(f'{place}: expected an object with "id" and "text", got {type(record).__name__}')
-        own = "id" if "id" in record or "_id" not in record else "_id"
-        for field in (own, "text"):
-            if field not in record:
-                raise SourceError(f'{place}: no "{field}"; the line has {", ".join(record) or "no fields"}')
-        id, text = record.pop(own), record.pop("text")
-        if isinstance(id, bool) or not isinstance(id, (str, int)):
-            raise SourceError(f"{place}: an id must be a string or a whole number, got {json.dumps(id)}")
-        if not isinstance(text, str):
-            raise SourceError(f"{place}: the text of id {id!r} must be a string, got {json.dumps(text)[:40]}")
+        if text is None:
+            raise SourceError(f'{place}: no "text"; the line has {", ".join(["an id", *fields])}')
         if not text.strip():
             empty.append(place)
             continue
-        yield Text(id, text, record or None, place)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+        yield Text(id, text, fields or None, place)
 
 
 def _check_values(text: Text) -> None:
@@ -176,19 +150,6 @@ def _check_values(text: Text) -> None:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with open(path, "rb") as file:
-            yield from _decoded(file, str(path))
+            yield from decoded(file, str(path))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
-
-
-def _decoded(file: BinaryIO, place: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1, split at line feeds only; the byte order mark is dropped."""
-    position = 0
-    for number, raw in enumerate(file, 1):
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            bad, offset = raw[error.start], position + error.start
-            raise SourceError(f"{place}:{number}: not UTF-8: byte 0x{bad:02x} at offset {offset}") from None
-        yield number, line.removeprefix("\ufeff") if number == 1 else line
-        position += len(raw)

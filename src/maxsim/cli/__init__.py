@@ -105,6 +105,7 @@ def index(
     """
     from ..corpus import holds_embeddings
 
+    place = device_of(device)
     if holds_embeddings(source):
         source_of_model = context.get_parameter_source("model")
         told = source_of_model is not None and source_of_model.name != "DEFAULT"
@@ -128,7 +129,7 @@ def index(
         kept = target.info()
         check_same("dtype", dtype.value if dtype else kept.dtype, kept.dtype, corpus)
         check_same("exact", exact.value if exact else kept.exact, kept.exact, corpus)
-    encoder = encode.load(model, device_of(device))
+    encoder = encode.load(model, place)
     if target is None:
         try:
             kind, copy = (dtype or Dtype.float16).value, exact.value if exact else None

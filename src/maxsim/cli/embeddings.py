@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from .errors import check_same, orderly_stop, plain_errors, refusals, stop
+from .errors import check_same, orderly_stop, plain_errors, refusals
 from .options import CorpusPath, Json
 from .output import count, print_json
-
-R = TypeVar("R")
 
 
 def index_embeddings(
@@ -22,17 +19,19 @@ def index_embeddings(
 ) -> None:
     """`index` of a file or folder of embeddings, which makes the corpus if need be; without `dtype` one that keeps
     codes as they are, or float16."""
-    from ..corpus import kept_by
+    from ..corpus import kept_by, opened
     from ..search import Corpus
 
-    start = time.monotonic()
+    start, there, made = time.monotonic(), corpus.exists(), False
     with orderly_stop(), refusals():
+        given = opened(source)
         try:
             target = Corpus.open(corpus)
         except FileNotFoundError:
-            kept = _read(partial(kept_by, source))
+            kept = kept_by(given)
             more = kept.options if dtype in (None, kept.dtype) else {}
             target = Corpus.create(corpus, kept.dim, dtype or kept.dtype, model, exact=exact, **more)
+            made = True
         else:
             facts = target.info()
             check_same("dtype", dtype or facts.dtype, facts.dtype, corpus)
@@ -40,7 +39,12 @@ def index_embeddings(
             if model is not None:
                 check_same("model", model, facts.encoder, corpus)
         before = len(target)
-        added = _read(partial(target.add_file, source, replace))
+        try:
+            added = target.add_source(given, replace)
+        except BaseException:
+            if made and not target.info().segments:  # else another process has added some
+                _remove(corpus, keep=there)
+            raise
     replaced = before + added - len(target)
     if as_json:
         seconds = round(time.monotonic() - start, 3)
@@ -49,6 +53,17 @@ def index_embeddings(
     else:
         more_text = f", replaced {replaced}" if replace else ""
         typer.echo(f"added {count(added - replaced, 'document')}{more_text}; {corpus} holds {len(target)}")
+
+
+def _remove(corpus: Path, keep: bool) -> None:
+    """A corpus that holds nothing. keep: the folder, which was there before."""
+    for path in corpus.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not keep:
+        corpus.rmdir()
 
 
 @plain_errors
@@ -68,8 +83,7 @@ def add(
     from ..search import Corpus
 
     target, done = Corpus.open(corpus), list[tuple[Path, int]]()
-
-    def add_all() -> None:
+    with orderly_stop(), refusals():
         for path in files:
             try:
                 done.append((path, target.add_file(path, replace)))
@@ -78,9 +92,6 @@ def add(
                     said = ", ".join(f"{count(number, 'document')} of {each}" for each, number in done)
                     typer.echo(f"maxsim: added {said}; {path} is what failed:", err=True)
                 raise
-
-    with orderly_stop(), refusals():
-        _read(add_all)
     added = sum(number for _, number in done)
     if as_json:
         print_json({"corpus": str(corpus), "added": added, "documents": len(target)})
@@ -106,18 +117,9 @@ def export(
 
     opened = Corpus.open(corpus)
     with orderly_stop(), refusals():
-        number = _read(partial(opened.export, file))
-    lines = file.with_suffix(".jsonl")
-    written = [str(file)] if lines == file else [str(file), str(lines)]
+        made = opened.export(file)
+    written = list(map(str, made.files))
     if as_json:
-        print_json({"corpus": str(corpus), "files": written, "documents": number})
+        print_json({"corpus": str(corpus), "files": written, "documents": made.documents})
     else:
-        typer.echo(f"wrote {count(number, 'document')} to {' and '.join(written)}")
-
-
-def _read(work: Callable[[], R]) -> R:
-    """Without pyarrow Parquet is neither read nor written."""
-    try:
-        return work()
-    except ImportError as error:
-        stop(str(error))
+        typer.echo(f"wrote {count(made.documents, 'document')} to {' and '.join(written)}")

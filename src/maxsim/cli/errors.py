@@ -51,7 +51,7 @@ def _explanation(error: Exception) -> str | None:
     """What a user can do about it, None for an error that is our fault."""
     from torch import OutOfMemoryError
 
-    from ..corpus import CorpusError
+    from ..corpus import CorpusError, FileError
     from ..distributed.talk import RankError
     from ..encode import EncoderError
 
@@ -59,18 +59,19 @@ def _explanation(error: Exception) -> str | None:
         return "the GPU's memory is too small for this; try --device cpu"
     if isinstance(error, UnsupportedError):
         return f"{' '.join(str(error).split())}; try --device cpu"
-    explained = isinstance(error, (CorpusError, sources.SourceError, EncoderError, RankError, OSError))
+    explained = isinstance(error, (CorpusError, FileError, sources.SourceError, EncoderError, RankError, OSError))
     return str(error) if explained else None
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What a corpus refuses: NaN from an encoder, an id that another process has added or deleted meanwhile."""
+    """What a corpus refuses: NaN from an encoder, an id that another process has added or deleted meanwhile; and
+    packages that a kind of file needs."""
     try:
         yield
     except KeyError as error:
         stop(str(error.args[0]))  # its str() would have quotation marks
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         stop(str(error))
 
 

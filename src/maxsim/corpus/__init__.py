@@ -5,9 +5,9 @@ from .coding import Coding
 from .documents import Id, id_list
 from .errors import CorpusError, FileError
 from .gathering import gathered
+from .kinds import holds_embeddings, kept_by, opened
 from .reading import Document, Info, Reader, Selection, Snapshot
 from .segments import Segment
-from .sources import holds_embeddings, kept_by
 from .store import Store
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "holds_embeddings",
     "id_list",
     "kept_by",
+    "opened",
     "problems_of",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ..quantizing import of_unseen
 from . import rows as sql
 from . import segments
 from .coding import Coding
-from .documents import Id
+from .documents import Id, check_id, check_text, encode_metadata
 from .segments import write_codebook, write_segment
 
 DECODED_BYTES = 16 << 20  # codes that become floats, at a time
@@ -79,11 +80,17 @@ class SegmentBuffer:
 class Adding:
     """Documents on their way into the corpus, in the transaction `db`; `flush` ends it."""
 
-    def __init__(self, db: sqlite3.Connection, folder: Path, coding: Coding) -> None:
+    def __init__(self, db: sqlite3.Connection, catalogue: Path, folder: Path, coding: Coding) -> None:
         self._db, self._folder, self._coding = db, folder, coding
+        self._row = sql.row_of(db, catalogue)
         self.start, self._number = sql.counters(db)
         self._position = self.start
         self._buffer, self._pending = SegmentBuffer(coding.dim, coding.dtype), list[Id]()
+
+    @property
+    def dim(self) -> int:
+        """Width of the corpus."""
+        return self._coding.dim
 
     @property
     def count(self) -> int:
@@ -107,24 +114,41 @@ class Adding:
         self._pending.append(id)
         self._position += 1
 
-    def replace(self, id: Id) -> None:
-        """Deletes the document of that id that was there before the change; one that comes twice stays an error."""
-        old = sql.find(self._db, id)
-        if old is not None and old[0] < self.start:
-            sql.tombstone(self._db, old[0])
+    def add_rows(self, rows: Iterable[tuple[Any, Any, Any, Any, Any]], replace: bool) -> None:
+        """Documents as `together` gives them: id, tensor, text, metadata and whether the text was cut.
 
-    def adopt(self, codes: Codes) -> bool:
-        """Whether documents by these parameters are kept as they are; the corpus takes their tables where it has none.
+        Raises:
+            TypeError, ValueError: ids, texts or metadata of another form; as `add`. CorpusError: as `add`.
+        """
+        for id, document, text, metadata, cut in rows:
+            id = check_id(id)
+            if replace:
+                self.replace(id)
+            self.add(id, document, check_text(id, text), encode_metadata(id, metadata), bool(cut))
+
+    def replace(self, id: Id) -> None:
+        """Deletes the document of that id that was there before the change; one that comes twice stays an error.
+
+        Raises:
+            CorpusError: its row has changed since it was written.
+        """
+        old = self._row(id)
+        if old is not None and old.position < self.start:
+            sql.tombstone(self._db, old.position)
+
+    def adopt(self, codes: Codes) -> None:
+        """The corpus takes the tables of these parameters where it has none and would keep codes by them.
 
         Raises:
             ValueError: as `Coding.adopt`.
         """
         self.flush()
         coding = self._coding.adopt(codes)
-        if coding is not None and not self._coding.trained:
+        if coding is None:
+            return
+        if not self._coding.trained:
             sql.insert_codebook(self._db, write_codebook(self._folder, coding))
-        self._coding = self._coding if coding is None else coding
-        return coding is not None
+        self._coding = coding
 
     def add_documents(self, rows: Sequence[Given], documents: Quantized, replace: bool) -> None:
         """Codes whose parameters were given to `adopt`: as they are, in segments of their own, or decoded.

@@ -9,13 +9,12 @@ decode to.
 from __future__ import annotations
 
 import os
-import sqlite3
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +23,9 @@ from torch import Tensor
 from ..packed import Packed
 from ..quantized import Quantized
 from ..quantized.files import metadata_of
-from . import lines
+from . import lines, parquet
+from . import rows as sql
+from .catalogue import Catalogue
 from .coding import Shape
 from .documents import Id
 from .gathering import Lot, gathered
@@ -34,37 +35,51 @@ from .streamed import SafetensorsWriter
 KINDS = (".safetensors", ".npz", ".parquet", ".jsonl")
 
 
-def export(path: Path, reading: AbstractContextManager[sqlite3.Connection], refresh: Callable[..., Snapshot]) -> int:
+class Exported(NamedTuple):
+    """The number of documents, and the files that were written: of embeddings, if any, and of lines."""
+
+    documents: int
+    files: tuple[Path, ...]
+
+
+def export(path: Path, catalogue: Catalogue, refresh: Callable[..., Snapshot]) -> Exported:
     """As `Corpus.export`: what is read is one state of the corpus."""
-    kind, lines_path = path.suffix.lower(), lines.beside(path)
+    kind = path.suffix.lower()
     if kind not in KINDS:
         raise ValueError(f"{path}: expected one of {', '.join(KINDS)}")
-    for each in (path, lines_path):
+    files = (path,) if kind == ".jsonl" else (path, lines.beside(path))
+    for each in files:
         if each.exists():
             raise FileExistsError(f"{each} is there already")
-    made = [(lines_path, lines_path.with_name(f".{uuid.uuid4().hex}.tmp"))]
-    if kind != ".jsonl":
-        made.append((path, path.with_name(f".{uuid.uuid4().hex}.tmp")))
+    if kind == ".parquet":
+        parquet.package(path)
+    made = {each: each.with_name(f".{uuid.uuid4().hex}.tmp") for each in files}
+    placed = list[Path]()
     try:
-        with reading as db:
+        with catalogue.reading() as db:
             snapshot = refresh(db)
-            ids, positions = _write_lines(db, made[0][1])
+            rows = sql.checked(db, catalogue.path, "deleted = 0 ORDER BY position")()
+            ids, positions = _write_lines((sql.held(catalogue.path, row) for row in rows), made[files[-1]])
         if kind != ".jsonl":
-            _write_embeddings(made[1][1], kind, snapshot, ids, positions)
-        for target, temporary in made:
+            _write_embeddings(made[path], kind, snapshot, ids, positions)
+        for target, temporary in made.items():
             os.replace(temporary, target)
+            placed.append(target)
+    except BaseException:
+        for each in placed:
+            each.unlink()
+        raise
     finally:
-        for _, temporary in made:
+        for temporary in made.values():
             temporary.unlink(missing_ok=True)
-    return len(ids)
+    return Exported(len(ids), files)
 
 
-def _write_lines(db: sqlite3.Connection, path: Path) -> tuple[list[Id], Tensor]:
+def _write_lines(documents: Iterator[sql.Held], path: Path) -> tuple[list[Id], Tensor]:
     """→ the ids and positions, int64, rising."""
     ids, positions = list[Id](), list[int]()
-    query = "SELECT position, id, text, metadata FROM documents WHERE deleted = 0 ORDER BY position"
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for position, id, text, metadata in db.execute(query):
+        for position, id, text, metadata in documents:
             file.write(lines.line(id, text, metadata))
             ids.append(id)
             positions.append(position)
@@ -139,11 +154,7 @@ def _npz(path: Path, snapshot: Snapshot, ids: list[Id], positions: Tensor, offse
 
 
 def _parquet(path: Path, snapshot: Snapshot, ids: list[Id], positions: Tensor) -> None:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise ImportError(f"{path}: Parquet files need pyarrow: pip install 'maxsim[parquet]'") from None
+    pa = parquet.package(path)
     value = pa.float16() if snapshot.coding.dtype == torch.float16 else pa.float32()
     kind = pa.large_list(pa.list_(value, snapshot.coding.dim))
     fields = {"embeddings": kind}
@@ -152,7 +163,7 @@ def _parquet(path: Path, snapshot: Snapshot, ids: list[Id], positions: Tensor) -
         fields = {"id": pa.int64() if types == {int} else pa.string(), **fields}
     done = 0
     with ExitStack() as stack:
-        file = stack.enter_context(parquet.ParquetWriter(path, pa.schema(list(fields.items()))))
+        file = stack.enter_context(pa.parquet.ParquetWriter(path, pa.schema(list(fields.items()))))
         for lot in gathered(snapshot, positions, exact=True):
             count = len(lot.positions)
             values = pa.array(_floats(snapshot, lot).reshape(-1).numpy(), value)

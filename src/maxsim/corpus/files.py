@@ -45,6 +45,8 @@ DAMAGE = (
     SafetensorError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, LookupError,
     ArithmeticError, NotImplementedError, MemoryError, RuntimeError, SyntaxError, TokenError,
 )  # fmt: skip
+# of an OSError that tells of damage: pyarrow's own have none, seeking before a file's beginning has EINVAL
+OF_DAMAGE = (None, errno.EINVAL)
 
 
 def read(path: Path) -> Iterator[Row]:
@@ -91,10 +93,7 @@ def _file(path: Path, name: str, alone: bool = True) -> Iterator[Row]:
     except FileError:
         raise
     except (*DAMAGE, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (
-            None,
-            errno.EINVAL,
-        ):  # of seeking before a file's beginning
+        if isinstance(error, OSError) and error.errno not in OF_DAMAGE:
             raise
         what = f"{type(error).__name__}: {error}" if isinstance(error, (LookupError, MemoryError)) else error
         raise FileError(f"{path}: {path.stat().st_size} bytes, damaged: {what}") from error
@@ -152,7 +151,7 @@ def _stream(file: Any, where: str) -> Iterator[Any]:
 
 
 def _npy(path: Path, name: str, alone: bool) -> Iterator[Row]:
-    array = _array(lambda: np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+    array = _array(lambda: npy.open_memmap(path, mode="r"), str(path))
     if array.ndim == 2 and not alone:
         yield Row(name[: -len(path.suffix)], np.array(array))
         return

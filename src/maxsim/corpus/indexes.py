@@ -16,7 +16,7 @@ from ..quantized import Quantized, plaid
 from . import lines
 from .adding import Adding
 from .arrays import Row
-from .documents import Id, check_id, check_text, encode_metadata
+from .documents import Id, check_id, encode_metadata
 from .errors import FileError
 
 SOME = 1 << 14  # documents at a time
@@ -64,20 +64,16 @@ class Index:
     def _parts(self) -> Iterator[tuple[list[Id], Quantized]]:
         """Ids and documents, a chunk of the index at a time."""
         count = 0
-        chunks = self._index.chunks()
-        while True:
-            try:
-                documents = next(chunks, None)
-            except ValueError as error:
-                raise FileError(str(error)) from error
-            if documents is None:
-                break
-            numbers = range(count, count + len(documents))
-            count += len(documents)
-            if self._ids is None:
-                yield list(numbers), documents
-            elif count <= len(self._ids):
-                yield self._ids[numbers.start : count], documents
+        try:
+            for documents in self._index.chunks():
+                numbers = range(count, count + len(documents))
+                count += len(documents)
+                if self._ids is None:
+                    yield list(numbers), documents
+                elif count <= len(self._ids):
+                    yield self._ids[numbers.start : count], documents
+        except ValueError as error:
+            raise FileError(str(error)) from error
         if self._ids is not None and count != len(self._ids):
             raise FileError(f"{self.path / MAP}.json names {len(self._ids)} documents, the index holds {count}")
 
@@ -105,7 +101,7 @@ def _ids(path: Path) -> list[Id] | None:
 
 
 class CodesFile:
-    """A file of `Quantized.save`, with JSON lines beside it or none.
+    """A file of `Quantized.save`, with JSON lines beside it or none. `tables`: as of `Index`.
 
     Raises:
         FileError: damaged, with a mask, or lines that are not of its documents.
@@ -119,6 +115,7 @@ class CodesFile:
             raise FileError(str(error)) from error
         if self._documents.mask is not None:
             raise FileError(f"{path}: holds codes with a mask: quantise documents of different lengths as `Packed`")
+        self.tables = self._documents.parameters
 
     def add_to(self, adding: Adding, replace: bool) -> None:
         """All documents: codes as they are where the corpus keeps them so, else what they decode to.
@@ -126,17 +123,13 @@ class CodesFile:
         Raises:
             ValueError: as `Adding.adopt` and `Adding.add`.
         """
-        adding.adopt(self._documents.parameters)
+        adding.adopt(self.tables)
         told, count = lines.beside(self.path), len(self._documents)
         rows: Iterator[Row] = (Row(f"{self.path.name}:{number}", None) for number in range(1, count + 1))
         if told.is_file():
             rows = lines.joined((Row(None, None) for _ in range(count)), told)
         for low in range(0, max(count, 1), SOME):
             # one more step than there are documents, so that lines beyond the last are found
-            some = list(islice(rows, SOME if low + SOME < count else None))
-            given = [(check_id(row.id), check_text(check_id(row.id), row.text), row.metadata) for row in some]
-            adding.add_documents(
-                [(id, text, encode_metadata(id, metadata)) for id, text, metadata in given],
-                self._documents[low : low + SOME],
-                replace,
-            )
+            some = islice(rows, SOME if low + SOME < count else None)
+            given = [(id := check_id(row.id), row.text, encode_metadata(id, row.metadata)) for row in some]
+            adding.add_documents(given, self._documents[low : low + SOME], replace)

@@ -1,5 +1,5 @@
 """JSON lines beside a file of embeddings: of each document, in the order of the file, its id, its text where there is
-one, and its metadata as further fields. So they are texts for `maxsim index` too."""
+one, and its metadata as further fields. So they are texts for `maxsim index` too, which reads the same format."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import jsonlines
 from .arrays import Row
-from .documents import Id, check_id
+from .documents import Id, check_id, check_text
 from .errors import FileError
 
 RESERVED = ("id", "text")
@@ -20,13 +21,13 @@ def beside(path: Path) -> Path:
     return path.with_suffix(".jsonl")
 
 
-def line(id: Id, text: str | None, metadata: str | None) -> str:
-    """Of a document, whose metadata are JSON.
+def line(id: Id, text: str | None, metadata: dict[str, Any] | None) -> str:
+    """Of a document.
 
     Raises:
         ValueError: metadata with a field that the lines keep for the id or the text.
     """
-    fields = {} if metadata is None else json.loads(metadata)
+    fields = metadata or {}
     wrong = [name for name in RESERVED if name in fields]
     if wrong:
         raise ValueError(
@@ -41,22 +42,18 @@ def read(path: Path) -> Iterator[tuple[Id, str | None, dict[str, Any] | None]]:
     """Id, text and metadata of each document.
 
     Raises:
-        FileError: a line that is none of `line`; names it.
+        FileError: a line of another form than `line` writes; names it. OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            if not raw.strip():
-                continue
-            try:
-                held = json.loads(raw.decode("utf-8"))
-                if not isinstance(held, dict) or "id" not in held:
-                    raise ValueError('expected an object with "id"')
-                id, text = check_id(held.pop("id")), held.pop("text", None)
-                if not isinstance(text, (str, type(None))):
-                    raise ValueError(f"the text must be a string, got {type(text).__name__}")
-            except (ValueError, TypeError, RecursionError) as error:
-                raise FileError(f"{path}:{number}: {error}") from error
-            yield id, text, held or None
+        try:
+            for number, id, text, fields in jsonlines.read(jsonlines.decoded(file, str(path)), str(path)):
+                try:
+                    kept = check_id(id), check_text(id, text), fields or None
+                except ValueError as error:
+                    raise FileError(f"{path}:{number}: {error}") from error
+                yield kept
+        except jsonlines.SourceError as error:
+            raise FileError(str(error)) from error
 
 
 def joined(rows: Iterator[Row], path: Path) -> Iterator[Row]:

@@ -12,20 +12,27 @@ from .errors import FileError
 COLUMNS = ("embeddings", "embedding", "tokens", "vectors")
 
 
+def package(path: Path) -> Any:
+    """pyarrow with its `parquet`. Raises ImportError where it is not there; `path` is what it is needed for."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError(f"{path}: Parquet files need pyarrow: pip install 'maxsim[parquet]'") from None
+    return pyarrow
+
+
 def read(path: Path) -> Iterator[Row]:
     """The documents of a file.
 
     Raises:
-        FileError: not Parquet, damaged, or of other columns. ImportError: without pyarrow.
+        FileError: of other columns. ImportError: without pyarrow. OSError, ValueError: not Parquet, damaged, or it
+            cannot be read.
     """
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise ImportError(f"{path}: Parquet files need pyarrow: pip install 'maxsim[parquet]'") from None
+    parquet = package(path).parquet
     with open(path, "rb"):  # where the system's own reason comes from
         pass
-    try:
-        file = parquet.ParquetFile(path)
+    with parquet.ParquetFile(path) as file:
         batches = file.iter_batches(batch_size=1024)
         names = file.schema_arrow.names
         column = next((each for each in COLUMNS if each in names), None)
@@ -42,8 +49,6 @@ def read(path: Path) -> Iterator[Row]:
                     raise FileError(f"{path}: column {id_name!r} holds a null")
                 metadata = {each: values[each] for each in others if values[each] is not None}
                 yield Row(id, document, values.get("text"), metadata or None)
-    except OSError as error:  # of pyarrow, which finds damage so
-        raise FileError(f"{path}: {path.stat().st_size} bytes, damaged: {error}") from error
 
 
 def _lists(path: Path, name: str, column: Any) -> Iterator[Any]:

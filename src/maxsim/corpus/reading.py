@@ -106,11 +106,9 @@ class Reader:
         self._lock = threading.Lock()
         with self._catalogue.reading() as db:
             self._catalogue.check(db)
-            self._settings = sql.settings(db, self._catalogue.path)
-            made = self._settings
-            coding = Coding(made.dim, made.dtype, made.exact, made.options)
-            self._snapshot = Snapshot(-1, coding, ())
-            self._refresh(db)
+            self._settings = made = sql.settings(db, self._catalogue.path)
+            self._snapshot = Snapshot(-1, Coding(made.dim, made.dtype, made.exact, made.options), ())
+            self._load(db, made)
 
     @property
     def dim(self) -> int:
@@ -156,9 +154,7 @@ class Reader:
             CorpusError: the files are not what the catalogue says, or the catalogue cannot be read.
         """
         with self._catalogue.reading() as db:
-            held = sql.holding(db, self._catalogue.path)(check_id(id))
-            if held is None:
-                raise KeyError(f"no document has the id {id!r}")
+            held = sql.existing(id, sql.holding(db, self._catalogue.path)(check_id(id)))
             snapshot = self._refresh(db)
         segment = snapshot.segment_of(held.position)
         local = segment.row(held.position)
@@ -314,19 +310,22 @@ class Reader:
         """The corpus as the catalogue has it now; segments that did not change stay open."""
         with self._lock:
             made = sql.settings(db, self._catalogue.path)
-            before, now = self._snapshot, self._settings
-            if made.generation != before.generation or made.state != now.state:
+            if made.generation != self._snapshot.generation or made.state != self._settings.state:
                 self._catalogue.check(db)
-                known = {segment.record.number: segment for segment in before.segments}
-                records = sql.segment_records(db)
-                self._check_same(made, known, records)
-                coding = before.coding
-                if made.codebook is not None and coding.tables is None:
-                    coding = open_codebook(self._folder, made.codebook, coding)
-                found = tuple(self._open(db, known, record, coding) for record in records)
-                self._settings = made
-                self._snapshot = Snapshot(made.generation, coding, found)
+                self._load(db, made)
             return self._snapshot
+
+    def _load(self, db: Any, made: sql.Settings) -> None:
+        """Opens what is new, of a catalogue that was checked."""
+        known = {segment.record.number: segment for segment in self._snapshot.segments}
+        records = sql.segment_records(db)
+        self._check_same(made, known, records)
+        coding = self._snapshot.coding
+        if made.codebook is not None and coding.tables is None:
+            coding = open_codebook(self._folder, made.codebook, coding)
+        found = tuple(self._open(db, known, record, coding) for record in records)
+        self._settings = made
+        self._snapshot = Snapshot(made.generation, coding, found)
 
     def _check_same(self, made: sql.Settings, known: Mapping[int, Segment], records: list[sql.SegmentRecord]) -> None:
         """Raises CorpusError where another corpus, or an earlier state of this one, has taken its place: what is held

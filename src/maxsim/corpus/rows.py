@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .catalogue import format_of
 from .coding import NAMES
@@ -16,6 +16,7 @@ from .errors import CorpusError
 from .filtering import Filter
 from .sums import OF_ROW, SEGMENTS, has_cut, row_sum, rows_sum
 
+Found = TypeVar("Found")
 CHANGED_ROW = "the row of the document at position {} has changed since it was written (checksum differs)"
 
 
@@ -43,6 +44,15 @@ class FileRecord(NamedTuple):
     file: str
     bytes: int
     sha256: str
+
+
+class Row(NamedTuple):
+    """What the catalogue holds of a document; `metadata` as JSON."""
+
+    position: int
+    id: str | int
+    text: str | None
+    metadata: str | None
 
 
 class Held(NamedTuple):
@@ -148,38 +158,56 @@ def count_cut(db: sqlite3.Connection) -> int | None:
     return int(db.execute(query).fetchone()[0])
 
 
-def find(db: sqlite3.Connection, id: str | int, columns: str = "position") -> Any:
-    """The chosen columns of a document that is not deleted, None if there is none."""
-    return db.execute(f"SELECT {columns} FROM documents WHERE id = ? AND deleted = 0", (id,)).fetchone()
+def find(db: sqlite3.Connection, id: str | int) -> int | None:
+    """The position of a document that is not deleted, None if there is none."""
+    row = db.execute("SELECT position FROM documents WHERE id = ? AND deleted = 0", (id,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def checked(db: sqlite3.Connection, path: Path, where: str) -> Callable[..., Iterator[Row]]:
+    """→ rows(*values), those that `where` asks for with these values.
+
+    Raises:
+        CorpusError: (rows) one has changed since it was written.
+    """
+    sums = rows_sum(db) if format_of(db) >= 3 else None
+    query = f"SELECT {OF_ROW}, {'0, 0' if sums is None else sums.columns} FROM documents WHERE {where}"
+
+    def rows(*values: str | int) -> Iterator[Row]:
+        for row in db.execute(query, values):
+            if sums is not None and sums.differs(row):
+                raise CorpusError(f"{path}: {CHANGED_ROW.format(row[0])}")
+            yield Row(*row[:4])
+
+    return rows
+
+
+def row_of(db: sqlite3.Connection, path: Path) -> Callable[[str | int], Row | None]:
+    """→ row(id), of a document that is not deleted, None if there is none.
+
+    Raises:
+        CorpusError: (row) it has changed since it was written.
+    """
+    rows = checked(db, path, "id = ? AND deleted = 0")
+    return lambda id: next(rows(id), None)
+
+
+def held(path: Path, row: Row) -> Held:
+    """Raises CorpusError where the metadata are no JSON."""
+    try:
+        return Held(*row[:3], None if row.metadata is None else json.loads(row.metadata))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorpusError(f"{path}: the metadata of the document at position {row.position} are no JSON") from error
 
 
 def holding(db: sqlite3.Connection, path: Path) -> Callable[[str | int], Held | None]:
-    """→ held(id), a document that is not deleted, None if there is none.
-
-    Raises:
-        CorpusError: (held) its row has changed since it was written.
-    """
-    checked = rows_sum(db) if format_of(db) >= 3 else None
-    query = (
-        f"SELECT {OF_ROW}, {'0, 0' if checked is None else checked.columns} FROM documents WHERE id = ? AND deleted = 0"
-    )
-
-    def held(id: str | int) -> Held | None:
-        row = db.execute(query, (id,)).fetchone()
-        if row is None:
-            return None
-        position, found, text, metadata = row[:4]
-        if checked is not None and checked.differs(row):
-            raise CorpusError(f"{path}: {CHANGED_ROW.format(position)}")
-        try:
-            return Held(position, found, text, None if metadata is None else json.loads(metadata))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise CorpusError(f"{path}: the metadata of the document at position {position} are no JSON") from error
-
-    return held
+    """→ held(id), as `row_of`, its metadata read."""
+    row = row_of(db, path)
+    return lambda id: None if (found := row(id)) is None else held(path, found)
 
 
 def set_beside(db: sqlite3.Connection, position: int, text: str | None, metadata: str | None) -> None:
+    """The row was `checked`: what is damaged must not get a new checksum."""
     db.execute("UPDATE documents SET text = ?, metadata = ? WHERE position = ?", (text, metadata, position))
     _sum(db, position)
 
@@ -221,17 +249,16 @@ def has_field(db: sqlite3.Connection, name: str) -> bool:
     return bool(db.execute(query, (name,)).fetchone()[0])
 
 
-def existing(db: sqlite3.Connection, id: str | int, columns: str) -> Any:
-    """As `find`; KeyError where no document has that id."""
-    row = find(db, id, columns)
-    if row is None:
+def existing(id: str | int, found: Found | None) -> Found:
+    """What was found of a document; KeyError where there is none."""
+    if found is None:
         raise KeyError(f"no document has the id {id!r}")
-    return row
+    return found
 
 
 def position_of(db: sqlite3.Connection, id: str | int) -> int:
     """Raises KeyError where no document has that id."""
-    return int(existing(db, id, "position")[0])
+    return existing(id, find(db, id))
 
 
 def deleted_positions(db: sqlite3.Connection, record: SegmentRecord) -> list[int]:
@@ -240,6 +267,7 @@ def deleted_positions(db: sqlite3.Connection, record: SegmentRecord) -> list[int
 
 
 def tombstone(db: sqlite3.Connection, position: int) -> None:
+    """The row was `checked`, as for `set_beside`."""
     db.execute("UPDATE documents SET deleted = 1, text = NULL, metadata = NULL WHERE position = ?", (position,))
     _sum(db, position)
     db.execute("UPDATE segments SET deleted = deleted + 1 WHERE ? BETWEEN first AND last", (position,))

@@ -12,16 +12,15 @@ import numpy as np
 import torch
 
 from ..quantized import Quantized
-from ..quantized.files import is_codes
-from . import catalogue, files
+from . import catalogue
 from . import rows as sql
 from .adding import Adding
 from .catalogue import Catalogue
 from .coding import Coding
 from .compacting import compact
-from .documents import Id, check_id, check_text, document_of, encode_metadata, id_list, together
-from .exporting import export
-from .indexes import CodesFile, Index, folder_of
+from .documents import Id, check_id, check_text, encode_metadata, id_list, together
+from .exporting import Exported, export
+from .kinds import Source, opened
 from .reading import Reader
 from .segments import CODEBOOK, write_codebook
 
@@ -151,11 +150,15 @@ class Store(Reader):
                 differ, NaN or infinity (also one that appears in the conversion; says where), no tokens to train codes
                 on.
             TypeError: ids that are neither str nor int, embeddings that are not floats, metadata that is not JSON.
-            CorpusError: another process keeps writing, the disk is full, or the folder cannot be written.
+            CorpusError: another process keeps writing, the disk is full, the folder cannot be written, or a row of the
+                catalogue that would be replaced is damaged.
         """
         if embeddings is None:
             raise TypeError("embeddings must be floats [N, L, D] or a list of [L, D], got None")
-        return self._add(together(ids, embeddings, texts, metadata, cut), replace)
+        given = together(ids, embeddings, texts, metadata, cut)
+        with self._changing() as (_, adding):
+            adding.add_rows(given, replace)
+        return adding.count
 
     def add_file(self, path: str | os.PathLike[str], replace: bool = False) -> int:
         """Add the documents of a file, or of a folder, that another program wrote, all or none, with bounded memory.
@@ -187,34 +190,26 @@ class Store(Reader):
             OSError: the file cannot be read.
             TypeError, CorpusError: as for `add`.
         """
-        path = Path(path)
-        if folder_of(path) is not None:
-            source: Index | CodesFile = Index(path)
-        elif path.suffix.lower() == ".safetensors" and is_codes(path):
-            source = CodesFile(path)
-        else:
-            return self._add(self._given(path), replace)
+        return self.add_source(opened(Path(path)), replace)
+
+    def add_source(self, source: Source, replace: bool = False) -> int:
+        """As `add_file`, of a file or folder that was `opened` before, all or none.
+
+        Args:
+            source: what `maxsim.corpus.opened` gave; it may be added to several corpora.
+            replace: as for `add`.
+
+        Returns:
+            the number of documents added.
+
+        Raises:
+            ValueError, ImportError, OSError, TypeError, CorpusError: as `add_file`.
+        """
         with self._changing() as (_, adding):
             source.add_to(adding, replace)
         return adding.count
 
-    def _given(self, path: Path) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
-        for row in files.read(path):
-            document = document_of(row.embeddings, row.id)
-            # of no tokens the width may be unknown
-            known = document if len(document) else document.new_empty(0, self.dim)
-            yield row.id, known, row.text, row.metadata, None
-
-    def _add(self, given: Iterable[tuple[Any, Any, Any, Any, Any]], replace: bool) -> int:
-        with self._changing() as (_, adding):
-            for id, document, text, data, is_cut in given:
-                id = check_id(id)
-                if replace:
-                    adding.replace(id)
-                adding.add(id, document, check_text(id, text), encode_metadata(id, data), bool(is_cut))
-        return adding.count
-
-    def export(self, path: str | os.PathLike[str]) -> int:
+    def export(self, path: str | os.PathLike[str]) -> Exported:
         """Write all documents to files that other programs read, and `add_file` too, with bounded memory.
 
         Args:
@@ -224,7 +219,7 @@ class Store(Reader):
                 Beside it, with the ending `.jsonl`, a line a document: `id`, `text` and metadata. `.jsonl`: only these.
 
         Returns:
-            the number of documents.
+            documents: their number. files: the paths of what was written, the lines last.
 
         Raises:
             FileExistsError: one of the files is there.
@@ -233,7 +228,7 @@ class Store(Reader):
             OSError: a file cannot be written; none is left.
             CorpusError: the files of the corpus are not what the catalogue says.
         """
-        return export(Path(path), self._catalogue.reading(), self._refresh)
+        return export(Path(path), self._catalogue, self._refresh)
 
     def update(
         self,
@@ -262,18 +257,19 @@ class Store(Reader):
             raise ValueError("give embeddings, texts or metadata to change")
         given, seen = together(ids, embeddings, texts, metadata), set[Id]()
         with self._changing() as (db, adding):
+            row = sql.row_of(db, self._catalogue.path)
             for id, document, text, data, _ in given:
                 id = check_id(id)
                 if id in seen:
                     raise ValueError(f"id {id!r} comes twice; nothing was changed")
                 seen.add(id)
-                position, *kept = sql.existing(db, id, "position, text, metadata")
-                new_text = kept[0] if texts is None else check_text(id, text)
-                new_data = kept[1] if metadata is None else encode_metadata(id, data)
+                kept = sql.existing(id, row(id))
+                new_text = kept.text if texts is None else check_text(id, text)
+                new_data = kept.metadata if metadata is None else encode_metadata(id, data)
                 if embeddings is None:
-                    sql.set_beside(db, position, new_text, new_data)
+                    sql.set_beside(db, kept.position, new_text, new_data)
                 else:
-                    sql.tombstone(db, position)
+                    sql.tombstone(db, kept.position)
                     adding.add(id, document, new_text, new_data, cut=False)
         return len(seen)
 
@@ -288,6 +284,8 @@ class Store(Reader):
             CorpusError: as for `add`; nothing has changed then. Needs room for what is rewritten beside the old files.
         """
         with self._changing() as (db, _):
+            for _ in sql.checked(db, self._catalogue.path, "deleted = 1")():
+                pass  # what is dropped was deleted, and not damaged
             removed, freed = compact(db, self._folder, self._refresh(db))
         for record in removed:  # numbers are never given again: no other writer can mean these files
             with suppress(OSError):  # Windows keeps what a reader has mapped; the next change sweeps it
@@ -310,8 +308,9 @@ class Store(Reader):
         """
         wanted = dict.fromkeys(id_list(ids))
         with self._catalogue.writing() as db:
+            row = sql.row_of(db, self._catalogue.path)
             for id in wanted:
-                sql.tombstone(db, sql.position_of(db, id))
+                sql.tombstone(db, sql.existing(id, row(id)).position)
         return len(wanted)
 
     @contextmanager
@@ -320,7 +319,7 @@ class Store(Reader):
         with self._catalogue.writing() as db:
             kept = self._sweep(db)
             try:
-                adding = Adding(db, self._folder, self._refresh(db).coding)
+                adding = Adding(db, self._catalogue.path, self._folder, self._refresh(db).coding)
                 yield db, adding
                 adding.flush()
             except BaseException:

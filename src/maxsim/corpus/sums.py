@@ -20,13 +20,13 @@ OF_ROW = "position, id, text, metadata, deleted"
 
 def row_sum(*row: Any) -> int:
     """Of a document's position, id, text, metadata, whether it is deleted and whether its text was cut."""
-    return zlib.crc32(repr(row).encode("utf-8", "surrogatepass"))
+    return zlib.crc32(ascii(row).encode())  # what repr escapes depends on Python's tables of Unicode
 
 
 def state_sum(db: sqlite3.Connection) -> str:
     """Of settings, segments and definitions as they are now."""
     rows = [
-        db.execute(f"SELECT {columns} FROM {table} ORDER BY 1").fetchall()
+        db.execute(f"SELECT {columns} FROM {table} ORDER BY 1, 2").fetchall()
         for table, columns in (
             ("sqlite_master", "type, name, tbl_name, sql"),
             ("corpus", SETTINGS),
@@ -34,7 +34,7 @@ def state_sum(db: sqlite3.Connection) -> str:
             ("codebook", "file, bytes, sha256"),
         )
     ]
-    return hashlib.blake2b(repr(rows).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return hashlib.blake2b(ascii(rows).encode(), digest_size=16).hexdigest()
 
 
 def seal(db: sqlite3.Connection) -> None:

@@ -120,7 +120,7 @@ class Corpus(Store):
     def codes(self, id: Id) -> Quantized | None:
         """The codes of the document `id`, on the device of the corpus, where a search scores these alone; None where
         floats are kept. Errors as `get`."""
-        selection, _ = self.locate([id])
+        selection, _ = self.locate(id_list([id]))
         ((segment, rows),) = selection.parts
         if "tokens" in segment.tensors or "exact" in segment.tensors:
             return None
