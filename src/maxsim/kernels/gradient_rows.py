@@ -79,9 +79,7 @@ def _gradient_kernel(
         entries = some.to(tl.int64) * columns
         of = (entries, first, columns, order, counters, winners, d_starts, d_ends, LD, TD)
         doc, i, _, low, high = entry_of(row, *of)
-        _, _, own_row, own_low, own_high = entry_of(own_row, *of)
         real = high > low
-        mine = own_high > own_low
     elif holders is not None:
         low_position = tl.load(holders + row, mask=real, other=0).to(tl.int64)
         past_position = tl.load(holders + rows + row, mask=real, other=0).to(tl.int64)
@@ -211,6 +209,9 @@ def _gradient_kernel(
                         total += tl.load(value_ptrs, mask=(rest < end)[:, None] & (d < D)[None, :], other=0.0)
                         rest += PIECE
     won = tl.sum(tl.reshape(terms, [ROWS, ENTRIES]), 1) > 0
+    if FEW_WON:  # found once more, so that they take no registers meanwhile
+        _, _, own_row, own_low, own_high = entry_of(own_row, *of)
+        mine = own_high > own_low
     if carried is not None:
         to_row = (((chunk + 1) % 2) * carried_rows + own_row - tl.load(marks + chunk + 1)) * (D + 1)
         tl.store(carried + to_row[:, None] + d[None, :], total, mask=unfinished[:, None] & (d < D)[None, :])
