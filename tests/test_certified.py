@@ -111,7 +111,7 @@ def test_any_problem_at_length(problem, k):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_few_are_rescored(codec, dtype):
     """Where some documents stand out, others are never read."""
-    q, d = unit(1, 3, 8, 64, dtype=dtype), unit(2, 2000, 12, 64, dtype=dtype)
+    q, d = unit(1, 3, 8, 64, dtype=dtype), unit(2, 500, 12, 64, dtype=dtype)
     for n in range(3):
         d[100 * n : 100 * n + 10, :8] = q[n]
     made = quantize(d, codec)
