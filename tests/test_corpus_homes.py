@@ -165,6 +165,20 @@ def test_a_stream_that_is_left_early_ends(tmp_path):
         blocks.close()
 
 
+def test_what_is_dropped_gives_its_memory_back(tmp_path):
+    corpus = made(tmp_path / "store", "int8")
+    documents, queries = data(1), data(2, [5, 1])
+    corpus.add(range(len(documents)), documents)
+    there = placed(corpus, "device")
+    corpus.delete([0])
+    assert found(there, queries) == found(corpus, queries)
+    assert there.place._runs
+    corpus.compact()
+    assert found(there, queries) == found(corpus, queries)
+    present = {number for group in there.place._groups for number in group.firsts}
+    assert {n for _, runs in there.place._runs.values() for run in runs for n in run.group.firsts} <= present
+
+
 RSS = (
     "import sys, torch, maxsim\nfrom maxsim.search import Corpus\ntorch.set_num_threads(1)\n"
     "def anonymous(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"

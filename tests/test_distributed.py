@@ -683,3 +683,30 @@ def test_gpus_rounding(gpus, normalize):
 @pytest.mark.parametrize("counts", [[4, 4], [2, 5], [0, 3]], ids=str)
 def test_gpus_loss_under_ddp(gpus, counts, method):
     gpus.run(on_loss, counts, method)
+
+
+@pytest.mark.parametrize("ended", ["well", "badly"])
+def test_an_exchange_that_ends_while_it_is_looked_at(ended, monkeypatch):
+    """A wait that timed out just before its exchange ended: what became of that counts, and one that succeeded is told
+    to nobody as broken."""
+    from types import SimpleNamespace
+
+    from maxsim.distributed import talk
+
+    told, waits = {}, iter([RuntimeError("timed out"), None if ended == "well" else RuntimeError("connection closed")])
+
+    def wait(*timeout):
+        error = next(waits)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(talk.dist.distributed_c10d, "_get_default_store", lambda: SimpleNamespace(set=told.__setitem__))
+    own = SimpleNamespace(group=SimpleNamespace(group_name="g"), rank=3)
+    work = SimpleNamespace(wait=wait, is_completed=lambda: True)
+    if ended == "well":
+        talk.Talk._wait(own, work)
+        assert told == {}
+    else:
+        with pytest.raises(RuntimeError, match="connection closed"):
+            talk.Talk._wait(own, work)
+        assert told == {f"{talk.BROKEN}/g": "3"}
