@@ -157,6 +157,10 @@ class Browser:
         actions.w3c_actions.pointer_action.move_to_location(1, 1)
         actions.perform()
 
+    def click(self, selector):
+        self.find(selector).click()
+        self.settle()
+
     def press(self, *keys):
         from selenium.webdriver import ActionChains
         from selenium.webdriver.common.keys import Keys
@@ -267,10 +271,10 @@ def test_keyboard(browser):
     browser.press("ARROW_RIGHT", "ARROW_RIGHT")
     assert browser.texts("#query .t.on") == ["reset"]
     assert "brings to the score" in browser.status(2)
-    browser.find("#query [data-t='1']").click()
+    browser.click("#query [data-t='1']")
     browser.point("h2")
     assert browser.texts("#query .t.on") == ["my"]
-    browser.find("#all").click()
+    browser.click("#all")
     assert browser.texts(".t.on") == []
 
 
@@ -442,9 +446,9 @@ def test_hundreds_of_tokens(browser):
         hits.append(
             maxsim.explain(query, tokens, ~masked, keep, zero, query_tokens=[f"q{i}" for i in range(300)], **more)
         )
-    start = time.monotonic()
     browser.open(page(hits))
-    assert time.monotonic() - start < 20
+    elements = browser.run("return document.querySelectorAll('*').length")
+    assert elements < 20 * (300 + 5 * (300 + 1030))  # of tokens, never of their pairs
     assert len(browser.all("#query .t.masked")) == int(masked.sum())
     at = int((~masked).nonzero()[-1])
     browser.run("document.querySelector(`#query [data-t='${arguments[0]}']`).scrollIntoView()", at)
@@ -456,10 +460,6 @@ def test_hundreds_of_tokens(browser):
         assert table["y"] <= row["y"] + 1 <= row["y"] + row["height"] <= table["y"] + table["height"] + 2
     cell, box = browser.find("#hit-1 .document .t.on").rect, browser.find("#hit-1 .document").rect
     assert box["y"] <= cell["y"] + 1 <= cell["y"] + cell["height"] <= box["y"] + box["height"] + 1
-    took = browser.run(
-        "const start = performance.now(); for (let n = 0; n < 5; n++) draw(); return performance.now() - start"
-    )
-    assert took / 5 < 500  # milliseconds
     browser.point(f'#query [data-t="{int(masked.nonzero()[0])}"]')
     assert browser.status(1).endswith("is masked")
 
