@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -200,6 +201,17 @@ def test_cut_documents_are_told(run):
     run("index", "long", "store", "--replace")
     assert Corpus.open("store").info().cut == 1
     assert "300 tokens" in " ".join(run("index", "--help").stdout.split())
+
+
+def test_help_begins_with_indexing_and_wraps_whole_paragraphs(run):
+    lines = run("--help").stdout.splitlines()
+    first = next(n for n, line in enumerate(lines) if "Commands" in line) + 1
+    assert [line.split()[1] for line in lines[first : first + 2]] == ["index", "search"]
+    shown = [line.strip() for line in run("index", "--help").stdout.splitlines()]
+    start = next(n for n, line in enumerate(shown) if line.startswith("Documents that the corpus"))
+    paragraph = shown[start : shown.index("", start)]
+    width = max(map(len, paragraph))
+    assert all(len(line) + 1 + len(later.split()[0]) > width for line, later in itertools.pairwise(paragraph))
 
 
 def test_cut_queries_are_told(run):

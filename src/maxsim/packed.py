@@ -80,6 +80,11 @@ def _elements(value: Any) -> str:
     return f"{type(value).__name__}: {shown}" if value is not None and len(shown) <= 40 else type(value).__name__
 
 
+def kind_of(value: object) -> str:
+    """What came in place of tokens, for a message."""
+    return f"{type(value).__name__}{' (maxsim.encode makes tokens of texts)' if isinstance(value, str) else ''}"
+
+
 def as_tensor(value: Any, what: str) -> Tensor:
     """A tensor as it is; a numpy array without a copy where it can be shared, bfloat16 of ml_dtypes included."""
     if isinstance(value, Tensor):
@@ -88,7 +93,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
             raise TypeError(f"{what} must be a dense tensor, got layout {value.layout}")
         return value
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{what} must be a torch tensor or a numpy array, got {type(value).__name__}")
+        raise TypeError(f"{what} must be a torch tensor or a numpy array, got {kind_of(value)}")
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{what} must be a plain array, got a masked one of numpy: pass its data, and its mask apart")
     if value.dtype.name == "bfloat16":

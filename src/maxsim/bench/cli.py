@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     if options.plot is not None and options.plot.suffix not in (".png", ".svg"):
         parser.error(f"--plot writes .png or .svg, got {options.plot.name}")
     if (drawn or options.plot) and importlib.util.find_spec("matplotlib") is None:
-        parser.error(f"{'figure2' if drawn else '--plot'} needs matplotlib: pip install .[plot]")
+        parser.error(f"{'figure2' if drawn else '--plot'} needs matplotlib: pip install matplotlib")
     try:
         cases = [_own(options)] if own else [] if drawn else cases_of(options.what)
         chosen = options.contenders.split(",") if options.contenders else [*figure2.CONTENDERS] if drawn else None

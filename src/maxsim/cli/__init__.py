@@ -29,11 +29,8 @@ app = typer.Typer(
     name="maxsim",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # a paragraph of help is wrapped as a whole, its lines in the source are not kept
 )
-
-app.command(cls=searching.Search)(searching.search)
-for command in (searching.rerank, embeddings.add, changes.delete, changes.compact, embeddings.export):
-    app.command()(command)
 
 
 class Float(str, Enum):
@@ -67,7 +64,6 @@ def options(
     """Exact late-interaction search over your texts."""
 
 
-@app.command()
 @plain_errors
 def index(
     context: typer.Context,
@@ -162,7 +158,6 @@ def index(
         typer.echo(f"added {count(done.added, 'document')}{replaced} ({there}); {corpus} holds {len(target)}")
 
 
-@app.command()
 @plain_errors
 def info(corpus: CorpusPath, as_json: Json = False) -> None:
     """What a corpus holds."""
@@ -178,7 +173,6 @@ def info(corpus: CorpusPath, as_json: Json = False) -> None:
             typer.echo(f"{name:<10} {unknown if value is None else value}")
 
 
-@app.command()
 @plain_errors
 def check(corpus: CorpusPath, as_json: Json = False) -> None:
     """Read every byte of a corpus and say what is wrong with it; exit code 1 if anything is."""
@@ -193,10 +187,6 @@ def check(corpus: CorpusPath, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
 @plain_errors
 def bench(context: typer.Context) -> None:
     """Time scoring beside its contenders; `maxsim bench --help` says how."""
@@ -205,7 +195,6 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(bench_main(context.args, program="maxsim bench"))
 
 
-@app.command()
 @plain_errors
 def verify(device: Device = None, as_json: Json = False) -> None:
     """Hold every backend, dtype and layout of this machine to float64.
@@ -227,6 +216,26 @@ def verify(device: Device = None, as_json: Json = False) -> None:
         typer.echo(f"{count(len(checks), 'check')}: {f'{wrong} wrong' if wrong else 'all right'}")
     if wrong:
         raise typer.Exit(1)
+
+
+# in the order of `maxsim --help`
+app.command()(index)
+app.command(cls=searching.Search)(searching.search)
+for command in (
+    searching.rerank,
+    embeddings.add,
+    info,
+    check,
+    changes.delete,
+    changes.compact,
+    embeddings.export,
+    verify,
+):
+    app.command()(command)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)(bench)
 
 
 def main() -> None:

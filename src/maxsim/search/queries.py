@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..corpus import Coding, Id, id_list
-from ..packed import Packed, Views, as_tensor
+from ..packed import Packed, Views, as_tensor, kind_of
 
 
 def queries_of(queries: Any, coding: Coding, device: torch.device) -> Tensor | Packed:
@@ -39,9 +39,7 @@ def queries_of(queries: Any, coding: Coding, device: torch.device) -> Tensor | P
             raise ValueError(f"queries must have shape [NQ, LQ, D] or [LQ, D], got {list(tensor.shape)}")
         asked = convert(tensor if tensor.ndim == 3 else tensor[None], "queries")
     elif isinstance(queries, (str, bytes, dict)) or not isinstance(queries, Iterable):
-        raise TypeError(
-            f"queries must be a tensor, an array, a list of them, Packed or Views, got {type(queries).__name__}"
-        )
+        raise TypeError(f"queries must be a tensor, an array, a list of them, Packed or Views, got {kind_of(queries)}")
     else:
         items = [convert(as_tensor(item, f"queries[{i}]"), f"queries[{i}]") for i, item in enumerate(queries)]
         for i, item in enumerate(items):
