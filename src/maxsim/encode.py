@@ -55,24 +55,38 @@ class Encoder(Protocol):
     cut_queries: int
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
-        """One float32 [L_i, D] tensor on the CPU for each text, in order; [0, D] for a text without tokens.
+        """Embeddings of documents.
 
-        `progress(n)` is called after each batch with the number of texts it held.
+        Args:
+            texts: the documents.
+            progress: is called after each batch with the number of texts it held.
+
+        Returns:
+            One float32 [L_i, D] tensor on the CPU for each text, in order; [0, D] for a text without tokens.
         """
 
     def queries(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
-        """The same for queries, which some models encode differently."""
+        """Embeddings of queries, which some models encode differently.
+
+        `texts`, `progress` and the result are as those of `documents`.
+        """
 
     def document_spans(self, text: str) -> tuple[str, list[Place]]:
-        """The text that is encoded, after its prompt, and where in it the token of each row of `documents([text])[0]`
-        stands; of a token that is no piece of it the name.
+        """Where tokens stand in a document, for `maxsim.explain`.
+
+        Args:
+            text: the document.
+
+        Returns:
+            What is encoded, a prompt and the text, and for each row of `documents([text])[0]` the (start, end) of its
+            token in that; of a token that is no piece of it the name.
 
         Raises:
             EncoderError: the model does not say.
         """
 
     def query_spans(self, text: str) -> tuple[str, list[Place]]:
-        """The same for a query."""
+        """Where tokens stand in a query, `text`. Result and errors are those of `document_spans`."""
 
 
 def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encoder:
