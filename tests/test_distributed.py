@@ -3,10 +3,12 @@ loss is right under DDP. Functions named `on_*` run on the ranks; each makes all
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -520,6 +522,23 @@ def on_groups(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_groups(two, method):
     two.run(on_groups, method)
+
+
+def on_destroyed_groups(method: str) -> None:
+    group = dist.new_group([0, 1])
+    kept = weakref.ref(group)
+    scores = score(*(integers(n, 2, 3, D).requires_grad_() for n in range(2)), method=method, group=group)
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(RuntimeError, match="the process group was destroyed"):
+        scores.sum().backward()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_graph_keeps_no_destroyed_group(two, method):
+    two.run(on_destroyed_groups, method)
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ def test_a_model_with_a_projection_is_never_read_without_it(model, tmp_path, mon
     with pytest.raises(EncoderError, match=r"MultiVectorEncoder of sentence-transformers.* index that"):
         encode.load(str(tmp_path))
     (tmp_path / "config_sentence_transformers.json").unlink()
-    (tmp_path / "artifact.metadata").write_text("{}")  # beside Stanford's ColBERT models
+    (tmp_path / "config.json").write_text('{"architectures": ["HF_ColBERT"]}')  # Stanford's
     with pytest.raises(EncoderError, match="pip install pylate"):
         encode.load(str(tmp_path))
 

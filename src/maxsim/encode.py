@@ -109,14 +109,15 @@ def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encod
     local = Path(source).is_dir() or not _hub_answers(source)
     if source != name:
         return PylateEncoder(name, source, device, local)
-    settings = _settings(source, local)
+    settings = _json(source, "config_sentence_transformers.json", local)
     # its last layer alone would be scored without an error, and badly: these models have a projection after it
     if settings.get("model_type") == "MultiVectorEncoder":
         raise EncoderError(
             f"the model {name!r} is a MultiVectorEncoder of sentence-transformers, which only that package can run: "
             "write its embeddings to a file, and index that"
         )
-    if "query_prefix" in settings or _file(source, "artifact.metadata", local):  # PyLate's own, Stanford's ColBERT
+    stanford = "HF_ColBERT" in (_json(source, "config.json", local).get("architectures") or ())
+    if stanford or "query_prefix" in settings:
         return PylateEncoder(name, source, device, local)
     return TransformerEncoder(name, source, device, settings.get("prompts"), local)
 
@@ -349,30 +350,23 @@ def _hub_answers(source: str) -> bool:
     return True
 
 
-def _file(source: str, file: str, local: bool) -> str | None:
-    """Where a file of a model is, None for a model without it."""
-    if Path(source).is_dir():
-        return str(Path(source, file)) if Path(source, file).is_file() else None
-    from transformers.utils import cached_file
+def _json(source: str, file: str, local: bool) -> dict[str, Any]:
+    """What a file of a model says, {} for a model without it."""
+    path: str | None = str(Path(source, file))
+    if not Path(source).is_dir():
+        from transformers.utils import cached_file
 
-    path: str | None
-    try:
-        path = cached_file(source, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
-    except (OSError, ValueError) as error:
-        raise EncoderError(f"the model {source!r} cannot be loaded: {_first_line(error)}") from error
-    return path
-
-
-def _settings(source: str, local: bool) -> dict[str, Any]:
-    """What config_sentence_transformers.json says, {} for a model without one."""
-    path = _file(source, "config_sentence_transformers.json", local)
-    if path is None:
+        try:
+            path = cached_file(source, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
+        except (OSError, ValueError) as error:
+            raise EncoderError(f"the model {source!r} cannot be loaded: {_first_line(error)}") from error
+    if path is None or not Path(path).is_file():
         return {}
     try:
-        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        said = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise EncoderError(f"{path} is not JSON: {error}") from error
-    return settings if isinstance(settings, dict) else {}
+        raise EncoderError(f"the model {source!r} cannot be loaded: {path} is not JSON: {error}") from error
+    return said if isinstance(said, dict) else {}
 
 
 @contextmanager

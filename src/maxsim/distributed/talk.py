@@ -6,6 +6,7 @@ waiting. Only `torch.distributed` and raw tensors here.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -56,11 +57,14 @@ class Talk:
     """
 
     def __init__(self, group: Any, device: torch.device | None):
-        self.group: Any = dist.group.WORLD if group is None else group
-        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        group = dist.group.WORLD if group is None else group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("this process is not in the process group given")
-        config = dist.distributed_c10d.get_backend_config(self.group)
+        # a graph that waits for its backward must not keep a destroyed group: threads of gloo that live until Python
+        # ends may abort the process there
+        self._group = weakref.ref(group)
+        config = dist.distributed_c10d.get_backend_config(group)
         self.devices = [pair.split(":")[0] for pair in config.split(",")]
         # facts go by the host where the group has a backend for it: nothing waits for a GPU then
         if "cpu" in self.devices:
@@ -70,6 +74,17 @@ class Talk:
         else:
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._call: int | None = None  # which call this is: rank 0's number of it, from the first exchange on
+
+    @property
+    def group(self) -> Any:
+        """
+        Raises:
+            RuntimeError: it was destroyed.
+        """
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group was destroyed")
+        return group
 
     def agree(self, step: Step, facts: Sequence[int] = (), error: Exception | None = None) -> list[list[int]]:
         """Every rank's facts, in rank order. `step`: which exchange this is, the same on all ranks.
