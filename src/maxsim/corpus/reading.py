@@ -6,6 +6,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -305,6 +306,12 @@ class Reader:
             query = "SELECT id FROM documents WHERE position = ?"
             found = ((position, db.execute(query, (position,)).fetchone()) for position in positions)
             return {position: row[0] for position, row in found if row is not None}
+
+    @contextmanager
+    def _seeing(self) -> Iterator[tuple[Any, Snapshot]]:
+        """The catalogue and the corpus as they are now."""
+        with self._catalogue.reading() as db:
+            yield db, self._refresh(db)
 
     def _refresh(self, db: Any) -> Snapshot:
         """The corpus as the catalogue has it now; segments that did not change stay open."""
