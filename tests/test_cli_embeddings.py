@@ -13,6 +13,8 @@ from fakes import DIM
 from test_cli import one_line, run  # noqa: F401
 from test_residual import write_index
 
+from maxsim import progress
+from maxsim.corpus import segments
 from maxsim.quantized import Quantized, plaid
 from maxsim.search import Corpus
 
@@ -75,6 +77,21 @@ def test_a_failed_index_leaves_nothing(run, monkeypatch):  # noqa: F811
     )
     assert error.endswith("; the same command adds what is left\n")
     assert Corpus.open("other").ids() == ["a"]
+
+
+def test_progress_of_embeddings(run, monkeypatch):  # noqa: F811
+    """On the standard error: how many were looked at, of a number that is not known, and how many of those that the
+    corpus lacks were added."""
+    monkeypatch.setattr(progress.track, "EVERY_SECONDS", 0)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 64)
+    arrays("a.npz")
+    result = run("index", "a.npz", "store", "--json")
+    assert json.loads(result.stdout)["added"] == 2
+    lines = [line.partition(", ")[0] for line in result.stderr.splitlines()]
+    assert lines == ["looking: 1", "looking: 2", "adding: 1 of 2", "adding: 2 of 2"]
+    result = run("add", "store", "a.npz", "--json")
+    assert json.loads(result.stdout)["skipped"] == 2
+    assert [line.partition(", ")[0] for line in result.stderr.splitlines()] == ["looking: 1", "looking: 2"]
 
 
 def test_index_of_an_index(run):  # noqa: F811
