@@ -159,7 +159,7 @@ def test_other_codes(tmp_path):
             corpus.lacking(opened(path))
         np.save(file, before)
     assert add(corpus, path) == (0, 0, 6)
-    # floats are never those of codes that were made elsewhere
+    # what codes decode to has other codes here, since it is divided by its norm
     np.savez(tmp_path / "x.npz", tokens=corpus.get(0).embeddings.numpy(), lengths=np.array([3]), ids=np.array([0]))
     with pytest.raises(FileError, match="other embeddings under the id 0"):
         corpus.lacking(opened(tmp_path / "x.npz"))

@@ -235,8 +235,9 @@ class Parts:
 
     def _begun(self) -> Adding:
         if self._adding is None:
-            self._change = self._changing()
-            _, self._adding = self._change.__enter__()
+            change = self._changing()
+            _, self._adding = change.__enter__()
+            self._change = change
             if self._codes is not None:
                 self._adding.adopt(self._codes)
         return self._adding
