@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Iterator
 
+import gpus  # noqa: F401 - before CUDA is looked at: it says which GPU comes first here
 import pytest
 import torch
 from lanes import CUDA, INTERPRETED, NAMES, TRITON, lanes
@@ -22,9 +23,8 @@ MARKS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--record", metavar="FILE", help="write counts, versions and the hash of the kernels to FILE (JSON)"
-    )
+    parser.addoption("--record", metavar="FOLDER", help="keep counts, versions and the kernels' hash there (JSON)")
+    parser.addoption("--commit", help="for the record, where the tree has no history")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     ):  # with pytest-xdist only the main process writes
         from record import Recorder
 
-        config.pluginmanager.register(Recorder(config.getoption("--record")), "record")
+        recorder = Recorder(config.getoption("--record"), config.getoption("--commit"))
+        config.pluginmanager.register(recorder, "record")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

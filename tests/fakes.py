@@ -51,8 +51,16 @@ def vector(word: str) -> list[float]:
 
 if __name__ == "__main__":
     from maxsim import cli, encode, indexing
+    from maxsim.corpus import adding, segments
 
     pause = float(sys.argv.pop(1))
     encode.load = lambda name="minilm", device=None: WordEncoder(name, pause)
     indexing.BATCH_DOCUMENTS, indexing.COMMIT_SECONDS = 8, 0
+    segments.SEGMENT_BYTES, write = 256, segments.write_segment
+
+    def write_slowly(*args, **kwargs):
+        time.sleep(pause)
+        return write(*args, **kwargs)
+
+    adding.write_segment = write_slowly
     cli.main()

@@ -1,4 +1,4 @@
-"""`--record FILE`: what ran, on what, as JSON, to be committed beside the change it belongs to."""
+"""`--record FOLDER`: what ran, on what, as JSON, to be committed beside the change it belongs to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from maxsim.bench.records import environment
 class Recorder:
     """Counts tests: one that errs in its set-up or tear-down has failed."""
 
-    def __init__(self, path: str):
-        self.path = pathlib.Path(path)
+    def __init__(self, folder: str, commit: str | None):
+        self.folder, self.commit = pathlib.Path(folder), commit
         self.outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -27,6 +27,7 @@ class Recorder:
     def pytest_sessionfinish(self) -> None:
         found = list(self.outcomes.values())
         counts = {name: found.count(name) for name in ("passed", "failed", "skipped")}
-        place = environment("cuda" if torch.cuda.is_available() else "cpu")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(counts | dataclasses.asdict(place)) + "\n")
+        place = environment("cuda" if torch.cuda.is_available() else "cpu", self.commit)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{place.date}-{place.card}-tests.json"
+        path.write_text(json.dumps(counts | dataclasses.asdict(place)) + "\n")

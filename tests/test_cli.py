@@ -474,9 +474,11 @@ def test_bench_is_passed_on(run):
 def test_add_delete_compact(run):
     run("index", "texts", "store")
     np.savez("more.npz", tokens=np.ones((5, DIM)), lengths=np.array([2, 3]), ids=np.array([7, 8]))
-    assert run("add", "store", "more.npz").stdout == "added 2 documents; store holds 6\n"
-    assert "id 7 is already in the corpus" in one_line(run("add", "store", "more.npz", code=1))
-    assert json.loads(run("add", "store", "more.npz", "--replace", "--json").stdout)["documents"] == 6
+    assert run("add", "store", "more.npz").stdout == "added 2 documents (0 were there already); store holds 6\n"
+    np.savez("more.npz", tokens=np.ones((6, DIM)), lengths=np.array([2, 4]), ids=np.array([7, 8]))
+    assert "other embeddings under the id 8" in one_line(run("add", "store", "more.npz", code=1))
+    made = json.loads(run("add", "store", "more.npz", "--replace", "--json").stdout)
+    assert [made[name] for name in ("added", "replaced", "skipped", "documents")] == [0, 1, 1, 6]
     assert "a pickle runs whatever code" in one_line(run("add", "store", "ids.pkl", code=1))
     assert "no document has the id 'nobody'" in one_line(run("delete", "store", "7", "nobody", code=1))
     assert run("delete", "store", "7", "texts:1").stdout == "deleted 2 documents; store holds 4\n"

@@ -13,6 +13,8 @@ from fakes import DIM
 from test_cli import one_line, run  # noqa: F401
 from test_residual import write_index
 
+from maxsim import progress
+from maxsim.corpus import segments
 from maxsim.quantized import Quantized, plaid
 from maxsim.search import Corpus
 
@@ -23,15 +25,20 @@ def arrays(name, first=0, dim=DIM):
 
 def test_index_of_embeddings(run):  # noqa: F811
     arrays("a.npz")
-    assert run("index", "a.npz", "store").stdout == "added 2 documents; store holds 2\n"
+    assert run("index", "a.npz", "store").stdout == "added 2 documents (0 were there already); store holds 2\n"
     info = Corpus.open("store").info()
     assert (info.dim, info.dtype, info.encoder) == (DIM, "float16", None)
     assert "does not say which model" in one_line(run("search", "store", "x", code=1))
-    assert "id 0 is already in the corpus" in one_line(run("index", "a.npz", "store", code=1))
+    assert run("index", "a.npz", "store").stdout == "added 0 documents (2 were there already); store holds 2\n"
     arrays("a.npz", 1)
-    assert run("index", "a.npz", "store", "--replace").stdout == "added 1 document, replaced 1; store holds 3\n"
+    assert one_line(run("index", "a.npz", "store", code=1)) == (
+        "maxsim: a.npz: the corpus holds other embeddings under the id 1; nothing was changed: --replace puts changed "
+        "documents in the place of the old ones\n"
+    )
+    told = run("index", "a.npz", "store", "--replace").stdout
+    assert told == "added 1 document, replaced 1 (0 were there already); store holds 3\n"
     made = json.loads(run("index", "a.npz", "other", "--dtype", "int8", "--exact", "float32", "--json").stdout)
-    assert (made["added"], made["replaced"], made["documents"]) == (2, 0, 2)
+    assert (made["added"], made["replaced"], made["skipped"], made["documents"]) == (2, 0, 0, 2)
     assert "other was made with exact float32, not float16" in one_line(
         run("index", "a.npz", "other", "--exact", "float16", code=1)
     )
@@ -57,15 +64,34 @@ def test_a_failed_index_leaves_nothing(run, monkeypatch):  # noqa: F811
     run("index", "good.npz", "store", "--dtype", "float32")
     one_line(run("index", "bad.npz", "store", code=1))
     assert Corpus.open("store").ids() == ["a"]  # which was there
-    add_source = Corpus.add_source
+    add_lacking = Corpus.add_lacking
 
-    def beside_another(corpus, source, replace):
-        add_source(corpus, source)
-        return add_source(corpus, source, replace)
+    def beside_another(corpus, lacking, progress):
+        add_lacking(corpus, lacking)
+        add_lacking(corpus, lacking, progress)
 
-    monkeypatch.setattr(Corpus, "add_source", beside_another)
-    one_line(run("index", "good.npz", "other", code=1))
+    monkeypatch.setattr(Corpus, "add_lacking", beside_another)
+    error = one_line(run("index", "good.npz", "other", code=1))
+    assert error.startswith(
+        "maxsim: good.npz: this, or the corpus, has changed since it was looked at: id 'a' is already"
+    )
+    assert error.endswith("; the same command adds what is left\n")
     assert Corpus.open("other").ids() == ["a"]
+
+
+def test_progress_of_embeddings(run, monkeypatch):  # noqa: F811
+    """On the standard error: how many were looked at, of a number that is not known, and how many of those that the
+    corpus lacks were added."""
+    monkeypatch.setattr(progress.track, "EVERY_SECONDS", 0)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 64)
+    arrays("a.npz")
+    result = run("index", "a.npz", "store", "--json")
+    assert json.loads(result.stdout)["added"] == 2
+    lines = [line.partition(", ")[0] for line in result.stderr.splitlines()]
+    assert lines == ["looking: 1", "looking: 2", "adding: 1 of 2", "adding: 2 of 2"]
+    result = run("add", "store", "a.npz", "--json")
+    assert json.loads(result.stdout)["skipped"] == 2
+    assert [line.partition(", ")[0] for line in result.stderr.splitlines()] == ["looking: 1", "looking: 2"]
 
 
 def test_index_of_an_index(run):  # noqa: F811
@@ -75,7 +101,10 @@ def test_index_of_an_index(run):  # noqa: F811
     pickled.write_bytes(pickle.dumps({0: "a", 1: "b", 2: "c"}))
     assert "if you trust it, export it: python -c" in one_line(run("index", "pylate", "store", code=1))
     pickled.with_suffix(".json").write_text('{"0": "a", "1": "b", "2": "c"}')
-    assert run("index", "pylate", "store", "--model", "words").stdout == "added 3 documents; store holds 3\n"
+    assert (
+        run("index", "pylate", "store", "--model", "words").stdout
+        == "added 3 documents (0 were there already); store holds 3\n"
+    )
     info = Corpus.open("store").info()
     assert (info.dtype, info.dim, info.encoder, Corpus.open("store").ids()) == (
         "residual",
@@ -85,8 +114,8 @@ def test_index_of_an_index(run):  # noqa: F811
     )
     run("index", "pylate", "floats", "--dtype", "float32")
     assert Corpus.open("floats").info().dtype == "float32"
-    run("add", "floats", "pylate", "--replace")
-    assert "id 'a' is already" in one_line(run("add", "store", "pylate", code=1))
+    for store in ("floats", "store"):
+        assert run("add", store, "pylate").stdout == f"added 0 documents (3 were there already); {store} holds 3\n"
 
 
 def test_codes_are_opened_once(run, monkeypatch):  # noqa: F811
@@ -122,7 +151,8 @@ def test_added_files_are_told_where_another_fails(run):  # noqa: F811
     run("delete", "store", "0", "1")
     Path("c.npz").write_bytes(b"PK")
     result = run("add", "store", "a.npz", "b.npz", "c.npz", code=1)
-    first, last = result.stderr.splitlines()
+    *bars, first, last = result.stderr.splitlines()
+    assert [line.partition(", ")[0] for line in bars] == ["adding: 2 of 2"] * 2
     assert first == "maxsim: added 2 documents of a.npz, 2 documents of b.npz; c.npz is what failed:"
     assert last.startswith("maxsim: c.npz: 2 bytes, damaged: ")
     assert Corpus.open("store").ids() == [0, 1, 5, 6]

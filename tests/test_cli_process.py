@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fakes import DIM
@@ -169,14 +170,57 @@ def test_ctrl_c_and_on_again(tmp_path, environment):
     assert "\x1b" not in err
 
 
+def vectors(path: Path, count: int) -> Path:
+    """A file of embeddings, of 8 documents a segment."""
+    np.savez(path, tokens=np.arange(count * DIM).reshape(-1, DIM) % 7.0, lengths=np.ones(count, int))
+    return path
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+@pytest.mark.parametrize("command", ["index", pytest.param("add", marks=pytest.mark.slow)])
+def test_embeddings_killed_stopped_and_on_again(tmp_path, environment, command):
+    """A kill, then Ctrl-C: the same command goes on, and the end is that of a run that was left alone."""
+    source, store = vectors(tmp_path / "x.npz", 400), tmp_path / "store"
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    arguments, held = ["index", source, store] if command == "index" else ["add", store, source], 0
+    if command == "add":
+        Corpus.create(store, DIM)
+    for number in (signal.SIGKILL, signal.SIGINT):
+        with program(*arguments, pause=0.2, env=environment, start_new_session=True) as process:
+            deadline = time.monotonic() + 60
+            while committed(store) <= held:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            os.killpg(process.pid, number)
+            out, err = process.communicate(timeout=60)
+        held = len(Corpus.open(store))
+        assert held % 8 == 0 and 0 < held < 400
+        assert Corpus.open(store).check() == []
+    assert (process.returncode, out) == (130, "")
+    assert err.endswith(f"maxsim: stopped; {store} holds {held} documents, run the same command to go on\n")
+    with program(*arguments, "--json", pause=0, env=environment) as process:
+        out, err = process.communicate(timeout=60)
+    made = json.loads(out)
+    assert (made["skipped"], made["added"]) == (held, 400 - held)
+    assert f"adding: {400 - held} of {400 - held}, " in err
+    alone = Corpus.create(tmp_path / "alone", DIM)
+    assert alone.add_file(source) == 400
+    assert Corpus.open(store).ids() == alone.ids()
+    query = torch.tensor([[1.0] * DIM, [float(n % 3) for n in range(DIM)]])
+    assert Corpus.open(store).search(query, 400) == alone.search(query, 400)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs pseudo-terminals")
-def test_bar_on_a_terminal(tmp_path, environment):
+@pytest.mark.parametrize("kind", ["texts", "embeddings"])
+def test_bar_on_a_terminal(tmp_path, environment, kind):
     import pty
 
-    (tmp_path / "texts").write_text("one\ntwo")
+    source = tmp_path / "texts" if kind == "texts" else vectors(tmp_path / "x.npz", 2)
+    if kind == "texts":
+        source.write_text("one\ntwo")
     environment.update(PYTHONPATH=os.pathsep.join(sys.path), TERM="xterm", COLUMNS="80")
     controller, terminal = pty.openpty()
-    script = [sys.executable, Path(__file__).parent / "fakes.py", "0", "index", tmp_path / "texts", tmp_path / "store"]
+    script = [sys.executable, Path(__file__).parent / "fakes.py", "0", "index", source, tmp_path / "store"]
     with subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=terminal) as process:
         os.close(terminal)
         seen = b""
@@ -190,7 +234,8 @@ def test_bar_on_a_terminal(tmp_path, environment):
             seen += piece
         assert process.wait() == 0
     os.close(controller)
-    assert b"2/2" in seen
+    assert b"2/2" in seen and b"/s" in seen
+    assert (b"looking" in seen, b"adding" in seen) == (kind != "texts",) * 2
     assert b"\x1b[?25h" in seen  # the cursor is shown again
 
 

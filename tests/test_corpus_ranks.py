@@ -275,3 +275,59 @@ def on_iterators(path):
 def test_iterators_are_read_once(four, corpus):
     wanted = [[hit.id for hit in hits] for hits in corpus.search(QUERIES, 9, ["d1", "d5"])]
     assert four.run(on_iterators, corpus.path) == [wanted] * 4
+
+
+def opened_by(action):
+    """The names of the segments that are opened meanwhile, and what `action` gives."""
+    names, real = [], segments.safe_open
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "safe_open", lambda path, **more: names.append(path.name) or real(path, **more))
+        return names, action()
+
+
+def own(corpus, rank, size=4):
+    """The names of a rank's segments."""
+    numbers = [segment.record.number for segment in corpus.select().snapshot.segments]
+    return sorted(f"{number:08d}.safetensors" for number in numbers if number % size == rank)
+
+
+def on_opened(path, home, more):
+    def action():
+        corpus = shard(path, home=home)
+        together(corpus, QUERIES, 10**9)
+        for each in more:
+            together(corpus, QUERIES, 5, **each)
+        if dist.get_rank() == 0:
+            corpus.add(["new0", "new1", "new2", "new3", "new4"], [document(n, 40) for n in range(5)])
+        dist.barrier()
+        together(corpus, QUERIES, 3)
+
+    return opened_by(action)[0]
+
+
+@pytest.mark.parametrize("home", ["mapped", "device"])
+def test_a_rank_opens_its_own_segments_alone(four, corpus, home, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 500)
+    corpus.compact()
+    corpus.delete(["d12", "d30"])
+    assert any(segment.positions is not None for segment in corpus.select().snapshot.segments)  # some have gaps
+    more = [{"subset": ["d1", "d5", "d20", "d47"]}, {"filter": {"lang": ["de", "en"]}}]
+    for rank, names in enumerate(four.run(on_opened, corpus.path, home, more)):
+        assert sorted(names) == own(corpus, rank) and names
+
+
+def test_segments_of_others_are_opened_where_their_documents_are_asked_for(corpus):
+    names, rank = opened_by(lambda: Corpus.open(corpus.path, shard=(1, 4)))
+    assert sorted(names) == own(corpus, 1)
+    first = {corpus.locate([id])[0].parts[0][0].record.file: id for id in reversed(corpus.ids())}
+    others = [name for name in first if name not in names][:3]
+    ids = [first[name] for name in others]
+    names, kept = opened_by(lambda: rank.get(ids[0]))
+    assert names == others[:1] and torch.equal(kept.embeddings, corpus.get(ids[0]).embeddings)
+    names, hits = opened_by(lambda: rank.rerank(QUERIES, ids[:2]))
+    assert names == others[1:2] and hits == corpus.rerank(QUERIES, ids[:2])
+    names, _ = opened_by(lambda: (rank.info(), rank.ids(), rank.delete([ids[2]]), len(rank)))
+    assert names == []
+    names, _ = opened_by(lambda: rank.export(corpus.path.parent / "out.npz"))
+    assert len(names) == corpus.info().segments - len(own(corpus, 1)) - 2
+    assert Corpus.open(corpus.path).check() == []

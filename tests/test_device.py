@@ -15,6 +15,7 @@ import weakref
 import pytest
 import torch
 from codes import CODECS, needs_codec
+from gpus import in_turn
 from lanes import Lane, integers, random
 
 import maxsim
@@ -381,6 +382,10 @@ def test_offsets_on_the_card_are_clamped_or_checked():
         assert bool(((found == 32) | (found == -float("inf"))).all())
     pairs = torch.tensor([[0, 10**12], [-(10**12), 0]], device="cuda")
     assert GPU.score_pairs(q[None], tokens[None], pairs).tolist() == [32, 32]
+
+
+def test_workers_of_these_tests_take_gpus_in_turn():
+    assert [in_turn(worker, "4,7,9") for worker in ("", "gw0", "gw1", "gw5")] == ["4,7,9", "4,7,9", "7,9,4", "9,4,7"]
 
 
 @pytest.mark.gpus

@@ -10,14 +10,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class track:
-    """Progress over `total` things: a bar on a terminal, otherwise a line every ten seconds and one at the end.
+    """Progress over `total` things, None where that is not known: a bar on a terminal, otherwise a line every ten
+    seconds and, where the total is known, one at the end.
 
     Use as a context manager; call it with the number of things done since the last call.
     """
 
     EVERY_SECONDS = 10.0
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, what: str, total: int | None) -> None:
         self.what, self.total, self.done = what, total, 0
         self._start = self._last = time.monotonic()
         self._bar: Progress | None = None
@@ -48,4 +49,5 @@ class track:
             self._bar.update(self._task, completed=self.done, rate=rate)
         elif self.done == self.total or now - self._last >= self.EVERY_SECONDS:
             self._last = now
-            print(f"{self.what}: {self.done} of {self.total}, {rate}", file=sys.stderr, flush=True)
+            of = "" if self.total is None else f" of {self.total}"
+            print(f"{self.what}: {self.done}{of}, {rate}", file=sys.stderr, flush=True)

@@ -161,10 +161,10 @@ def _rows(d: Tokens) -> tuple[int, int | None]:
 def preferred(problem: Problem) -> bool:
     """Whether this is the fastest for as much work: below, the portable kernels start sooner."""
     q, d, own = problem.queries, problem.documents, _own(problem)
+    if problem.pairs is not None:  # chosen by index: not measured
+        return False
     rows = (1 if own else q.count) * max(16, q.max_length)
     tokens = min(d.data.shape[0], d.count * d.max_length) if d.ragged else d.count * d.max_length
-    if problem.pairs is not None:
-        tokens = problem.pairs.shape[0] * d.max_length
     single, codes = _single(problem), d.codes is not None  # products of codes take half the time
     if d.codes is not None and not d.codes.scaled:  # the portable kernel takes 5 times as long to decode
         return tokens * d.width >= 1 << 20

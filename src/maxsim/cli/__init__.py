@@ -18,9 +18,9 @@ import typer
 
 from .. import __version__, sources
 from . import changes, embeddings, searching
-from .errors import check_same, check_width, device_of, orderly_stop, plain_errors, refusals, stop
+from .errors import check_same, check_width, device_of, interrupted, orderly_stop, plain_errors, refusals, stop
 from .options import CorpusPath, Device, Json
-from .output import count, passed_over, print_json, warn_cut
+from .output import count, passed_over, print_json, told_added, warn_cut
 
 if TYPE_CHECKING:
     from ..search import Corpus
@@ -95,8 +95,8 @@ def index(
     300 tokens, or fewer if that is the model's limit; how many documents are longer is said at the end, and kept for
     `info`. Documents without any text are passed over and counted.
 
-    Embeddings that are there already are added as `add` does, in one transaction: no model is needed, and one that is
-    named is kept for those who search with texts. The codes of an index of PyLate, fast-plaid or ColBERT, and of a file
+    Embeddings that are there already are added as `add` does: no model is needed, and one that is named is kept for
+    those who search with texts. The codes of an index of PyLate, fast-plaid or ColBERT, and of a file
     of codes, stay as they are, unless --dtype asks for something else.
     """
     from ..corpus import holds_embeddings
@@ -142,7 +142,7 @@ def index(
         with orderly_stop(), refusals(), track("encoding", todo) as progress:
             done = indexing.index_texts(target, encoder, sources.read(source), progress, replace)
     except KeyboardInterrupt:
-        stop(f"stopped; {corpus} holds {count(len(target), 'document')}, run the same command to go on", 130)
+        stop(interrupted(corpus, len(target)), 130)
     finally:
         warn_cut(encoder.cut, "document", encoder.limit, "cannot be found")
     skipped = found - sum(done)
@@ -151,11 +151,9 @@ def index(
         seconds = round(time.monotonic() - start, 3)
         print_json({"corpus": str(corpus), **counts, "cut": encoder.cut, "limit": encoder.limit, "seconds": seconds})
     else:
-        replaced = f", replaced {done.replaced}" if replace else ""
-        there = f"{skipped} {'was' if skipped == 1 else 'were'} there already"
-        if empty:
-            there += f"; {passed_over(empty, 'document')}"
-        typer.echo(f"added {count(done.added, 'document')}{replaced} ({there}); {corpus} holds {len(target)}")
+        more = f"; {passed_over(empty, 'document')}" if empty else ""
+        replaced = done.replaced if replace else None
+        typer.echo(told_added(corpus, done.added, replaced, skipped, len(target), more))
 
 
 @plain_errors

@@ -5,13 +5,18 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import check_same, orderly_stop, plain_errors, refusals
+from .errors import check_same, interrupted, orderly_stop, plain_errors, refusals, stop
 from .options import CorpusPath, Json
-from .output import count, print_json
+from .output import count, print_json, told_added
+
+if TYPE_CHECKING:
+    from ..corpus import Lacking
+    from ..corpus.kinds import Source
+    from ..search import Corpus
 
 
 def index_embeddings(
@@ -38,21 +43,39 @@ def index_embeddings(
             check_same("exact", exact or facts.exact, facts.exact, corpus)
             if model is not None:
                 check_same("model", model, facts.encoder, corpus)
-        before = len(target)
         try:
-            added = target.add_source(given, replace)
+            done = _add(target, given, replace)
         except BaseException:
-            if made and not target.info().segments:  # else another process has added some
+            if made and not target.info().segments:  # else what was added, by another process too, stays
                 _remove(corpus, keep=there)
             raise
-    replaced = before + added - len(target)
+    _tell(target, [done], replace, as_json, round(time.monotonic() - start, 3))
+
+
+def _add(target: Corpus, source: Source, replace: bool) -> Lacking:
+    """What the corpus lacks of a source, a part at a time; returns what that was."""
+    from ..progress import track
+
+    try:
+        with track("looking", None) as progress:
+            lacking = target.lacking(source, replace, progress)
+        with track("adding", lacking.added + lacking.replaced) as progress:
+            target.add_lacking(lacking, progress)
+    except KeyboardInterrupt:
+        documents = len(target)
+        if not documents:  # of a new corpus, which goes
+            raise
+        stop(interrupted(target.path, documents), 130)
+    return lacking
+
+
+def _tell(target: Corpus, done: list[Lacking], replace: bool, as_json: bool, seconds: float) -> None:
+    added, replaced, skipped = (sum(getattr(each, name) for each in done) for name in ("added", "replaced", "skipped"))
     if as_json:
-        seconds = round(time.monotonic() - start, 3)
-        counts = {"added": added - replaced, "replaced": replaced, "documents": len(target), "seconds": seconds}
-        print_json({"corpus": str(corpus), **counts})
+        counts = {"added": added, "replaced": replaced, "skipped": skipped, "documents": len(target)}
+        print_json({"corpus": str(target.path), **counts, "seconds": seconds})
     else:
-        more_text = f", replaced {replaced}" if replace else ""
-        typer.echo(f"added {count(added - replaced, 'document')}{more_text}; {corpus} holds {len(target)}")
+        typer.echo(told_added(target.path, added, replaced if replace else None, skipped, len(target)))
 
 
 def _remove(corpus: Path, keep: bool) -> None:
@@ -76,27 +99,33 @@ def add(
             "fast-plaid or ColBERT."
         ),
     ],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace documents whose id is there already.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace documents that have changed, instead of stopping there.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Add embeddings that other programs wrote, each file in one transaction. Nothing is ever unpickled."""
+    """Add embeddings that other programs wrote. Nothing is ever unpickled.
+
+    Each file is looked at before anything of it is added: documents that the corpus holds as they are in the file are
+    passed over, others of the same ids are an error, or replaced with --replace. Then 240 MiB of tokens, or a part of
+    an index, are added at a time, so after an interruption the same command goes on where it stopped.
+    """
+    from ..corpus import opened
     from ..search import Corpus
 
-    target, done = Corpus.open(corpus), list[tuple[Path, int]]()
+    start, target = time.monotonic(), Corpus.open(corpus)
+    done: list[Lacking] = []
     with orderly_stop(), refusals():
         for path in files:
             try:
-                done.append((path, target.add_file(path, replace)))
-            except BaseException:
+                done.append(_add(target, opened(path), replace))
+            except Exception:
                 if done:  # these stay
-                    said = ", ".join(f"{count(number, 'document')} of {each}" for each, number in done)
+                    numbers = [count(each.added + each.replaced, "document") for each in done]
+                    said = ", ".join(f"{number} of {each}" for number, each in zip(numbers, files, strict=False))
                     typer.echo(f"maxsim: added {said}; {path} is what failed:", err=True)
                 raise
-    added = sum(number for _, number in done)
-    if as_json:
-        print_json({"corpus": str(corpus), "added": added, "documents": len(target)})
-    else:
-        typer.echo(f"added {count(added, 'document')}; {corpus} holds {len(target)}")
+    _tell(target, done, replace, as_json, round(time.monotonic() - start, 3))
 
 
 @plain_errors

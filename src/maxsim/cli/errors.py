@@ -16,6 +16,7 @@ import typer
 
 from .. import sources
 from ..errors import UnsupportedError
+from .output import count
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +84,11 @@ def orderly_stop() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def interrupted(corpus: Path, documents: int) -> str:
+    """What is told after Ctrl-C, of a command that goes on where it was."""
+    return f"stopped; {corpus} holds {count(documents, 'document')}, run the same command to go on"
 
 
 def stop(message: str, code: int = 1) -> NoReturn:

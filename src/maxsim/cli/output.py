@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -21,6 +22,13 @@ def warn_cut(number: int, what: str, limit: int, lost: str) -> None:
     if number:
         longer = f"{count(number, what)} {'is' if number == 1 else 'are'} longer"
         warn(f"{longer} than {limit} tokens; what follows these {lost}")
+
+
+def told_added(corpus: Path, added: int, replaced: int | None, skipped: int, holds: int, more: str = "") -> str:
+    """replaced: None where nothing was to be; more: what else is to be said of what was not added."""
+    also = "" if replaced is None else f", replaced {replaced}"
+    there = f"{skipped} {'was' if skipped == 1 else 'were'} there already{more}"
+    return f"added {count(added, 'document')}{also} ({there}); {corpus} holds {holds}"
 
 
 def passed_over(empty: list[str], what: str) -> str:

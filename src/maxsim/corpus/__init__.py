@@ -6,6 +6,7 @@ from .documents import Id, id_list
 from .errors import CorpusError, FileError
 from .gathering import gathered
 from .kinds import holds_embeddings, kept_by, opened
+from .lacking import Lacking
 from .reading import Document, Info, Reader, Selection, Snapshot
 from .segments import Segment
 from .store import Store
@@ -17,6 +18,7 @@ __all__ = [
     "FileError",
     "Id",
     "Info",
+    "Lacking",
     "Reader",
     "Segment",
     "Selection",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..packed import Packed, Views
-from ..quantized import Codes, Quantized, residual, scaled
+from ..quantized import Codes, Quantized, product, residual, scaled
 from ..quantized.codes import CODECS, SHARED
 from ..quantizing import quantize
 
@@ -176,6 +176,26 @@ class Coding:
         kept = {**made.parameters.of_tokens(), **{name: getattr(made.parameters, name) for name in self.of_documents()}}
         return {"codes": made.codes, **kept, **({} if self.exact is None else {"exact": tokens})}
 
+    def agree(self, kept: Mapping[str, Tensor], tokens: Tensor, offsets: Tensor) -> Tensor:
+        """Documents as for `encode` beside the codes of as many documents of these lengths, tensors of a segment (their
+        `as_bytes`) → of each token whether these are its codes, bool `[T]`. How the nearest of equally near ones was
+        chosen does not count."""
+        tables = self.tables
+        if not len(tokens):
+            return torch.ones(0, dtype=torch.bool)
+        if tables is not None and tables.books is not None:
+            return product.agree(tokens.float(), kept["codes"], tables.books)
+        if tables is not None and tables.centroids is not None and tables.cutoffs is not None:
+            own = residual.buckets(tokens.float(), kept["centroid"], tables.centroids, tables.cutoffs)
+            return (own == kept["codes"]).all(1)
+        if not self.trained or tables is not None:  # nothing can be encoded as it was
+            return torch.zeros(len(tokens), dtype=torch.bool)
+        made = as_bytes(self.encode(tokens, offsets))
+        same = (made["codes"] == kept["codes"]).all(1)
+        if "factor" in made:
+            same &= made["factor"] == kept["factor"]
+        return same & (made["scale"] == kept["scale"]).repeat_interleave(offsets.diff())
+
     def documents(
         self,
         tensors: Mapping[str, Tensor],
@@ -220,6 +240,12 @@ class Coding:
     def _known(self) -> Codes:
         assert self.tables is not None
         return self.tables
+
+
+def as_bytes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Such that codes of every codec can be indexed and compared, which not every PyTorch can do with fp8's."""
+    fp8 = torch.float8_e4m3fn
+    return {name: each.view(torch.uint8) if each.dtype == fp8 else each for name, each in tensors.items()}
 
 
 def _shared(parameters: Codes) -> Codes:

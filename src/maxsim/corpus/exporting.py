@@ -58,6 +58,8 @@ def export(path: Path, catalogue: Catalogue, refresh: Callable[..., Snapshot]) -
     try:
         with catalogue.reading() as db:
             snapshot = refresh(db)
+            for segment in snapshot.segments:
+                segment.open()
             rows = sql.checked(db, catalogue.path, "deleted = 0 ORDER BY position")()
             ids, positions = _write_lines((sql.held(catalogue.path, row) for row in rows), made[files[-1]])
         if kind != ".jsonl":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..quantized import Quantized, plaid
 from . import lines
-from .adding import Adding
+from .adding import Taker
 from .arrays import Row
 from .documents import Id, check_id, encode_metadata
 from .errors import FileError
@@ -51,15 +51,15 @@ class Index:
             raise FileError(str(error)) from error
         self.tables = self._index.tables
 
-    def add_to(self, adding: Adding, replace: bool) -> None:
+    def add_to(self, taker: Taker, replace: bool) -> None:
         """All documents: codes as they are where the corpus keeps them so, else what they decode to.
 
         Raises:
-            FileError: a damaged index, or ids that are not its. ValueError: as `Adding.adopt` and `Adding.add`.
+            FileError: a damaged index, or ids that are not its. ValueError: as `Taker.adopt` and `Corpus.add`.
         """
-        adding.adopt(self.tables)
+        taker.adopt(self.tables)
         for ids, documents in self._parts():
-            adding.add_documents([(id, None, None) for id in ids], documents, replace)
+            taker.add_documents([(id, None, None) for id in ids], documents, replace)
 
     def _parts(self) -> Iterator[tuple[list[Id], Quantized]]:
         """Ids and documents, a chunk of the index at a time."""
@@ -117,13 +117,13 @@ class CodesFile:
             raise FileError(f"{path}: holds codes with a mask: quantise documents of different lengths as `Packed`")
         self.tables = self._documents.parameters
 
-    def add_to(self, adding: Adding, replace: bool) -> None:
+    def add_to(self, taker: Taker, replace: bool) -> None:
         """All documents: codes as they are where the corpus keeps them so, else what they decode to.
 
         Raises:
-            ValueError: as `Adding.adopt` and `Adding.add`.
+            ValueError: as `Taker.adopt` and `Corpus.add`.
         """
-        adding.adopt(self.tables)
+        taker.adopt(self.tables)
         told, count = lines.beside(self.path), len(self._documents)
         rows: Iterator[Row] = (Row(f"{self.path.name}:{number}", None) for number in range(1, count + 1))
         if told.is_file():
@@ -132,4 +132,4 @@ class CodesFile:
             # one more step than there are documents, so that lines beyond the last are found
             some = islice(rows, SOME if low + SOME < count else None)
             given = [(id := check_id(row.id), row.text, encode_metadata(id, row.metadata)) for row in some]
-            adding.add_documents(given, self._documents[low : low + SOME], replace)
+            taker.add_documents(given, self._documents[low : low + SOME], replace)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ..quantized import Codes
 from ..quantized.files import is_codes
 from . import files, lines
-from .adding import Adding
+from .adding import Taker
 from .documents import document_of
 from .errors import FileError
 from .indexes import CodesFile, Index, folder_of
@@ -31,13 +31,13 @@ class Floats:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add_to(self, adding: Adding, replace: bool) -> None:
+    def add_to(self, taker: Taker, replace: bool) -> None:
         """All documents.
 
         Raises:
-            FileError, ImportError, OSError: as `files.read`. ValueError, TypeError: as `Adding.add_rows`.
+            FileError, ImportError, OSError: as `files.read`. ValueError, TypeError: as `Corpus.add`.
         """
-        adding.add_rows(self._rows(adding.dim), replace)
+        taker.add_rows(self._rows(taker.dim), replace)
 
     def _rows(self, dim: int) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
         for row in files.read(self.path):

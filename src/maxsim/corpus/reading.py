@@ -6,6 +6,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from .coding import Coding
 from .documents import Id, check_id, id_list
 from .errors import CorpusError
 from .filtering import check_filter
-from .segments import Segment, open_codebook, open_segment
+from .segments import Segment, SegmentFile, open_codebook
 
 
 class Document(NamedTuple):
@@ -73,34 +74,32 @@ class Snapshot(NamedTuple):
             )
         return self.segments[place]
 
-    def places(self, positions: Tensor) -> Iterator[tuple[Segment, Tensor]]:
-        """The segments that hold documents of these positions, int64 and rising, with their rows."""
+    def places(self, positions: Tensor, shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Segment, Tensor]]:
+        """The segments of a shard that hold documents of these positions, int64 and rising, with their rows."""
         low = 0
         while low < len(positions):
             segment = self.segment_of(int(positions[low]))
             high = int(torch.searchsorted(positions, segment.record.last, right=True))
-            yield segment, segment.rows(positions[low:high])
+            if segment.record.belongs(shard):
+                yield segment, segment.rows(positions[low:high])
             low = high
 
 
 class Selection(NamedTuple):
-    """What a search reads: a snapshot, and of each segment the rows (documents) to score, int64, ascending; None =
-    all. Segments without any are left out."""
+    """What a search reads: a snapshot, of each of this handle's segments, which are open, the rows (documents) to
+    score, int64, ascending, None = all, and how many documents these and those of other shards are."""
 
     snapshot: Snapshot
     parts: list[tuple[Segment, Tensor | None]]
-
-    @property
-    def documents(self) -> int:
-        """How many."""
-        return sum(segment.record.documents if rows is None else len(rows) for segment, rows in self.parts)
+    documents: int
 
 
 class Reader:
-    """An open corpus, read only."""
+    """An open corpus, read only. The segments of its `shard` (rank, size) are mapped, others when they are needed."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], shard: tuple[int, int] = (0, 1)) -> None:
         self.path = Path(path)
+        self._shard = shard
         self._folder = self.path / "segments"
         self._catalogue = Catalogue(self.path)
         self._lock = threading.Lock()
@@ -156,7 +155,8 @@ class Reader:
         with self._catalogue.reading() as db:
             held = sql.existing(id, sql.holding(db, self._catalogue.path)(check_id(id)))
             snapshot = self._refresh(db)
-        segment = snapshot.segment_of(held.position)
+            segment = snapshot.segment_of(held.position)
+            segment.open()
         local = segment.row(held.position)
         start, length = segment.starts[local : local + 1], segment.lengths[local : local + 1]
         kept = segment.tensors.get("tokens", segment.tensors.get("exact"))
@@ -271,17 +271,19 @@ class Reader:
         fields = None if filter is None else check_filter(filter)
         with self._catalogue.reading() as db:
             snapshot = self._refresh(db)
-            positions = None if wanted is None else {sql.position_of(db, id) for id in wanted}
+            chosen = None if wanted is None else sorted(sql.position_of(db, id) for id in wanted)
             if fields:
                 found = sql.matching(db, fields)
-                positions = set(found) if positions is None else positions.intersection(found)
-        if positions is None:
-            return Selection(snapshot, [(segment, segment.kept) for segment in snapshot.segments])
-        chosen = torch.tensor(sorted(positions), dtype=torch.int64)
-        return Selection(snapshot, list(snapshot.places(chosen)))
+                chosen = found if chosen is None else sorted(set(chosen).intersection(found))
+        if chosen is None:
+            own = [segment for segment in snapshot.segments if segment.record.belongs(self._shard)]
+            count = sum(segment.record.documents - segment.record.deleted for segment in snapshot.segments)
+            return Selection(snapshot, [(segment, segment.kept) for segment in own], count)
+        parts = snapshot.places(torch.tensor(chosen, dtype=torch.int64), self._shard)
+        return Selection(snapshot, list(parts), len(chosen))
 
     def locate(self, ids: Iterable[Id]) -> tuple[Selection, list[int]]:
-        """A snapshot with these documents selected, and the position of each.
+        """A snapshot with these documents selected, of all shards, and the position of each.
 
         Args:
             ids: any iterable of ids; one that comes twice has its position twice.
@@ -292,8 +294,11 @@ class Reader:
         with self._catalogue.reading() as db:
             snapshot = self._refresh(db)
             positions = [sql.position_of(db, id) for id in ids]
-        chosen = torch.tensor(sorted(set(positions)), dtype=torch.int64)
-        return Selection(snapshot, list(snapshot.places(chosen))), positions
+            chosen = torch.tensor(sorted(set(positions)), dtype=torch.int64)
+            parts = list[tuple[Segment, Tensor | None]](snapshot.places(chosen))
+            for segment, _ in parts:
+                segment.open()
+        return Selection(snapshot, parts, len(chosen)), positions
 
     def ids_at(self, positions: Iterable[int]) -> dict[int, Id]:
         """Ids by position, deleted documents included until `compact` drops them.
@@ -306,6 +311,12 @@ class Reader:
             found = ((position, db.execute(query, (position,)).fetchone()) for position in positions)
             return {position: row[0] for position, row in found if row is not None}
 
+    @contextmanager
+    def _seeing(self) -> Iterator[tuple[Any, Snapshot]]:
+        """The catalogue and the corpus as they are now."""
+        with self._catalogue.reading() as db:
+            yield db, self._refresh(db)
+
     def _refresh(self, db: Any) -> Snapshot:
         """The corpus as the catalogue has it now; segments that did not change stay open."""
         with self._lock:
@@ -316,7 +327,7 @@ class Reader:
             return self._snapshot
 
     def _load(self, db: Any, made: sql.Settings) -> None:
-        """Opens what is new, of a catalogue that was checked."""
+        """Opens what is new of this shard, of a catalogue that was checked."""
         known = {segment.record.number: segment for segment in self._snapshot.segments}
         records = sql.segment_records(db)
         self._check_same(made, known, records)
@@ -343,8 +354,10 @@ class Reader:
 
     def _open(self, db: Any, known: Mapping[int, Segment], record: sql.SegmentRecord, coding: Coding) -> Segment:
         segment = known.get(record.number)
-        if segment is None:
-            segment = open_segment(self._folder, record, coding)
-        elif segment.record == record:
+        if segment is not None and segment.record == record:
             return segment
-        return segment.without(record, sql.deleted_positions(db, record) if record.deleted else [])
+        file = SegmentFile(self._folder, record, coding) if segment is None else segment.file
+        made = Segment(record, file, sql.deleted_positions(db, record) if record.deleted else ())
+        if record.belongs(self._shard):
+            made.open()
+        return made

@@ -37,6 +37,11 @@ class SegmentRecord:
     def file(self) -> str:
         return f"{self.number:08d}.safetensors"
 
+    def belongs(self, shard: tuple[int, int]) -> bool:
+        """Whether it is one of those of a rank; shard: (rank, size)."""
+        rank, size = shard
+        return self.number % size == rank
+
 
 class FileRecord(NamedTuple):
     """A file beside the segments."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -55,18 +56,73 @@ class Tensors(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """An open segment, mapped. `tensors` by name, `offsets` int64 [N + 1]; `longest` is the largest length;
-    `positions` int64 [N], None = they follow one another; `kept` are the rows (documents) that are not deleted, None =
-    all."""
+class Mapped(NamedTuple):
+    """What a segment's file holds: tensors of tokens and documents by name, `offsets` int64 [N + 1], `longest`, the
+    largest length, and `positions` int64 [N], None = they follow one another."""
 
-    record: SegmentRecord
     tensors: Mapping[str, Tensor]
     offsets: Tensor
     longest: int
-    positions: Tensor | None = None
-    kept: Tensor | None = None
+    positions: Tensor | None
+
+
+class SegmentFile:
+    """A segment's file, mapped when it is first asked for what it holds."""
+
+    def __init__(self, folder: Path, record: SegmentRecord, coding: Coding) -> None:
+        self._of = folder, record, coding
+
+    @cached_property
+    def mapped(self) -> Mapped:
+        """What it holds, looked at as `open_segment` does."""
+        return open_segment(*self._of)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment, without the documents at the positions `deleted`. Who has not called `open` while the catalogue named
+    it may find that its file has gone."""
+
+    record: SegmentRecord
+    file: SegmentFile
+    deleted: Sequence[int] = ()
+
+    def open(self) -> None:
+        """Maps its file; from then on that may be removed.
+
+        Raises:
+            CorpusError: as `open_segment`.
+        """
+        _ = self.file.mapped
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """By name."""
+        return self.file.mapped.tensors
+
+    @property
+    def offsets(self) -> Tensor:
+        """Where documents begin and the last one ends, int64 [N + 1]."""
+        return self.file.mapped.offsets
+
+    @property
+    def longest(self) -> int:
+        """The largest length."""
+        return self.file.mapped.longest
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Of documents, int64 [N], None = they follow one another."""
+        return self.file.mapped.positions
+
+    @cached_property
+    def kept(self) -> Tensor | None:
+        """The rows (documents) that are not deleted, int64, None = all."""
+        if not self.deleted:
+            return None
+        kept = torch.ones(self.record.documents, dtype=torch.bool)
+        kept[self.rows(self.deleted)] = False
+        return kept.nonzero().flatten()
 
     @property
     def starts(self) -> Tensor:
@@ -108,14 +164,6 @@ class Segment:
             rows = torch.arange(self.record.documents)
         return rows + self.record.first if self.positions is None else self.positions[rows]
 
-    def without(self, record: SegmentRecord, deleted: Sequence[int]) -> Segment:
-        """As another record has it, with `kept` for these deleted positions."""
-        if not deleted:
-            return replace(self, record=record, kept=None)
-        kept = torch.ones(record.documents, dtype=torch.bool)
-        kept[self.rows(deleted)] = False
-        return replace(self, record=record, kept=kept.nonzero().flatten())
-
 
 def write_segment(
     folder: Path,
@@ -147,8 +195,8 @@ def write_segment(
     return record
 
 
-def open_segment(folder: Path, record: SegmentRecord, coding: Coding) -> Segment:
-    """Maps a segment after checking that it is what the catalogue says.
+def open_segment(folder: Path, record: SegmentRecord, coding: Coding) -> Mapped:
+    """Maps a segment's file after checking that it is what the catalogue says.
 
     Raises:
         CorpusError: missing, cut short, of other tensors, shapes or dtypes, offsets that fall or leave the tokens.
@@ -178,7 +226,7 @@ def open_segment(folder: Path, record: SegmentRecord, coding: Coding) -> Segment
     _check_offsets(path, offsets, T)
     if positions is not None:
         _check_positions(path, positions, record)
-    return Segment(record, Tensors(path, tensors, coding), offsets, int(offsets.diff().max()), positions)
+    return Mapped(Tensors(path, tensors, coding), offsets, int(offsets.diff().max()), positions)
 
 
 def write_codebook(folder: Path, coding: Coding) -> FileRecord:

@@ -21,6 +21,7 @@ from .compacting import compact
 from .documents import Id, check_id, check_text, encode_metadata, id_list, together
 from .exporting import Exported, export
 from .kinds import Source, opened
+from .lacking import Lacking, Looking, Parts, Progress
 from .reading import Reader
 from .segments import CODEBOOK, write_codebook
 
@@ -190,24 +191,50 @@ class Store(Reader):
             OSError: the file cannot be read.
             TypeError, CorpusError: as for `add`.
         """
-        return self.add_source(opened(Path(path)), replace)
-
-    def add_source(self, source: Source, replace: bool = False) -> int:
-        """As `add_file`, of a file or folder that was `opened` before, all or none.
-
-        Args:
-            source: what `maxsim.corpus.opened` gave; it may be added to several corpora.
-            replace: as for `add`.
-
-        Returns:
-            the number of documents added.
-
-        Raises:
-            ValueError, ImportError, OSError, TypeError, CorpusError: as `add_file`.
-        """
+        source = opened(Path(path))
         with self._changing() as (_, adding):
             source.add_to(adding, replace)
         return adding.count
+
+    def lacking(self, source: Source, replace: bool = False, progress: Progress | None = None) -> Lacking:
+        """What `add_lacking` would add of a file or folder that was `opened`, which is read for that, and compared.
+        Changes nothing.
+
+        Args:
+            source: what `maxsim.corpus.opened` gave.
+            replace: documents that the corpus has otherwise (another text, other metadata or embeddings) are to be
+                replaced, instead of being an error. Where codes alone are kept, embeddings that would have the same
+                codes are no others.
+            progress: called with the number of documents looked at since the last call.
+
+        Returns:
+            numbers of documents: `added`, `replaced`, and `skipped`, which are there as the source has them.
+
+        Raises:
+            ValueError: a document that the corpus has otherwise; and as `add_file`.
+            ImportError, OSError, TypeError, CorpusError: as `add_file`.
+        """
+        with self._seeing() as (_, snapshot):
+            coding = snapshot.coding
+        looking = Looking(self._seeing, coding, self._catalogue.path, source.path, progress)
+        source.add_to(looking, replace)
+        looking.flush()
+        return Lacking(source, bytes(looking.found), replace)
+
+    def add_lacking(self, lacking: Lacking, progress: Progress | None = None) -> None:
+        """Add what is lacking, a segment (240 MiB of tokens) or a part of an index in one transaction each: what is
+        interrupted keeps those that were done, and the rest is `lacking` then.
+
+        Args:
+            lacking: what `lacking` gave of this corpus, and of a source that has not changed since.
+            progress: called with the number of documents that were added since the last call, after each transaction.
+
+        Raises:
+            ValueError: the source, or the corpus, has changed meanwhile.
+            OSError, CorpusError: as `add_file`.
+        """
+        with Parts(self._changing, lacking, self.dim, progress) as parts:
+            lacking.source.add_to(parts, lacking.replace)
 
     def export(self, path: str | os.PathLike[str]) -> Exported:
         """Write all documents to files that other programs read, and `add_file` too, with bounded memory.

@@ -12,6 +12,7 @@ from .kmeans import assign, kmeans
 WORDS = 256
 ITERATIONS = 12
 POINTS = 256  # trained on, a codeword
+NEAR = 2.0**-16  # of a part's norm: how much farther than the nearest a codeword may be that is as near
 
 
 def check_parts(width: int, parts: int) -> int:
@@ -33,6 +34,17 @@ def encode(tokens: Tensor, books: Tensor) -> Tensor:
     """float32 `[m, D]` → uint8 `[m, M]`."""
     cut = tokens.view(len(tokens), len(books), -1)
     return torch.stack([assign(cut[:, m], book)[0].to(torch.uint8) for m, book in enumerate(books)], 1)
+
+
+def agree(tokens: Tensor, codes: Tensor, books: Tensor) -> Tensor:
+    """Whether codes are those of tokens, bool `[m]`: no codeword is nearer, but for float32's rounding."""
+    same = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+    parts = tokens.view(len(tokens), len(books), -1).unbind(1)
+    for part, code, book in zip(parts, codes.unbind(1), books, strict=True):
+        nearest, _ = assign(part, book)
+        own, least = ((part - book[each.long()]).double().norm(dim=1) for each in (code, nearest))
+        same &= own <= least + NEAR * part.double().norm(dim=1)
+    return same
 
 
 def decode(codes: Tensor, books: Tensor) -> Tensor:

@@ -65,9 +65,13 @@ def quantiles(values: Tensor, shares: Tensor) -> Tensor:
 def encode(tokens: Tensor, centroids: Tensor, cutoffs: Tensor) -> tuple[Tensor, Tensor]:
     """float32 `[m, D]` → bytes, uint8 `[m, W]`, and centroids, int32 `[m]`."""
     nearest, _ = assign(tokens, centroids.float())
-    buckets = torch.bucketize(tokens - centroids[nearest], cutoffs)
-    bits = (len(cutoffs) + 1).bit_length() - 1
-    return pack(buckets, bits), nearest.int()
+    return buckets(tokens, nearest, centroids, cutoffs), nearest.int()
+
+
+def buckets(tokens: Tensor, centroid: Tensor, centroids: Tensor, cutoffs: Tensor) -> Tensor:
+    """float32 `[m, D]` with the numbers of their centroids, `[m]` → bytes, uint8 `[m, W]`."""
+    found = torch.bucketize(tokens - centroids[centroid], cutoffs)
+    return pack(found, (len(cutoffs) + 1).bit_length() - 1)
 
 
 def pack(buckets: Tensor, bits: int) -> Tensor:

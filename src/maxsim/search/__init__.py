@@ -57,8 +57,8 @@ class Corpus(Store):
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         self.device = device_of(device or "cpu")
-        super().__init__(path)
-        self.place = home_of(home, self.device, check_shard(shard), self._snapshot)
+        super().__init__(path, check_shard(shard))
+        self.place = home_of(home, self.device, shard, self._snapshot)
 
     @classmethod
     def open(
@@ -68,7 +68,8 @@ class Corpus(Store):
         home: str | None = None,
         shard: tuple[int, int] = (0, 1),
     ) -> C:
-        """Open a corpus; everything that can be checked without reading the tokens is checked here.
+        """Open a corpus; everything that can be checked without reading the tokens is checked here, of the segments of
+        its shard.
 
         Args:
             path: the folder.
@@ -79,7 +80,8 @@ class Corpus(Store):
                 in the files, mapped into memory, which may be larger than that; on a GPU they come through two
                 page-locked buffers. None: on the CPU "mapped", on a GPU the first of the three that has room.
             shard: (rank, size): this handle searches the segments whose number leaves `rank` when divided by `size`,
-                for several processes that search one corpus together (`maxsim.search.together`).
+                for several processes that search one corpus together (`maxsim.search.together`). It opens these; one
+                of the others where `get`, `rerank` or `export` ask for what it holds.
 
         Raises:
             FileNotFoundError: no corpus there.

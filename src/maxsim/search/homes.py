@@ -38,12 +38,11 @@ class Home:
         self._tables: tuple[Coding, Coding] | None = None
 
     def owns(self, segment: Segment) -> bool:
-        rank, size = self.shard
-        return segment.record.number % size == rank
+        return segment.record.belongs(self.shard)
 
     def parts(self, selection: Selection) -> list[tuple[Segment, Tensor | None]]:
         """What there is to score here."""
-        return [(s, rows) for s, rows in selection.parts if self.owns(s) and (rows is None or len(rows))]
+        return [(segment, rows) for segment, rows in selection.parts if rows is None or len(rows)]
 
     def blocks(self, selection: Selection) -> Iterator[Block]:
         """All documents of a selection, in the order of adding: codes, where the corpus has them."""

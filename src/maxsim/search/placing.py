@@ -29,7 +29,7 @@ def home_of(name: str | None, device: torch.device, shard: tuple[int, int], snap
         name = "mapped" if device.type == "cpu" else _first_with_room(device, shard, snapshot)
     if name == "device":
         resident = Resident(device, shard)
-        resident.load(Selection(snapshot, []))
+        resident.load(Selection(snapshot, [], 0))
         return resident
     return Home(device, shard) if device.type == "cpu" else Streamed(device, shard, name == "pinned")
 
