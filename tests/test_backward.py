@@ -23,9 +23,9 @@ def short_lists(monkeypatch):
     if INTERPRETED:
         import triton.language as tl
 
-        from maxsim.kernels import gradient_rows, gradients, lists
+        from maxsim.kernels import gradient_rows, gradients, list_places, lists
 
-        for module in (gradient_rows, gradients, lists):
+        for module in (gradient_rows, gradients, list_places, lists):
             monkeypatch.setattr(module, "SIZE", tl.constexpr(2048))
 
 
@@ -48,7 +48,8 @@ def table(documents, columns, lengths, seed=0):
 @pytest.mark.parametrize(("columns", "length"), [(50, 7), (3000, 90), (PARTS, 5)], ids=["whole", "chunks", "parts"])
 def test_lists_are_a_stable_sort(columns, length, ragged, short_lists):
     from maxsim.kernels.launches import Slot, Steps
-    from maxsim.kernels.lists import SIZE, lists
+    from maxsim.kernels.list_places import SIZE
+    from maxsim.kernels.lists import lists
 
     lengths = [length, 0, length - 2] if ragged else [length] * 3
     offsets = torch.tensor([0, *lengths]).cumsum(0)

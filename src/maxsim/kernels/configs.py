@@ -8,61 +8,57 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Config:
-    """Tiles of the forward: query rows, document rows and columns of one product; warps a program; pipeline stages;
-    documents that a program takes in turn."""
+    """Tiles of the portable forward."""
 
-    BLOCK_LQ: int
-    BLOCK_LD: int
-    BLOCK_D: int
+    BLOCK_LQ: int  # query rows of one product
+    BLOCK_LD: int  # document rows
+    BLOCK_D: int  # columns
     num_warps: int
-    stages: int
-    documents: int = 1
+    stages: int  # of the pipeline of loads
+    documents: int = 1  # that a program takes in turn
 
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """Tiles of the Hopper forward: document rows and columns of one product; tiles on their way to two warpgroups that
-    share them, to each of two that do not (float32: to the only one), and, where candidates are scored, of two whose
-    query tiles differ too; of float32 documents the rows that are converted at once, and tiles on
-    their way to that, likewise. Of tokens wider than BLOCK_D slices of as many columns are on their way, and those of
-    the queries too unless all of them, `resident`, stay."""
+    """Tiles of the Hopper forward for many query rows, 128 of which are a warpgroup's.
 
-    BLOCK_LD: int
-    BLOCK_D: int
-    stages: int
-    unpaired_stages: int = 0
-    own_stages: int = 0
-    BLOCK_RAW: int = 0
-    raw_stages: int = 0
-    unpaired_raw_stages: int = 0
-    resident: int = 0
+    Stages are tiles of documents on their way. Of tokens wider than BLOCK_D they are slices of as many columns, and
+    slices of the queries come with them unless all of these, `resident`, stay in shared memory.
+    """
+
+    BLOCK_LD: int  # document rows of one product
+    BLOCK_D: int  # columns
+    stages: int  # to two warpgroups that share them
+    unpaired_stages: int = 0  # to each of two that do not; of float32 to the only one
+    own_stages: int = 0  # likewise where each query has documents of its own, so that query tiles differ
+    BLOCK_RAW: int = 0  # rows of float32 documents that are converted at once
+    raw_stages: int = 0  # to what converts or decodes, where two warpgroups share the result
+    unpaired_raw_stages: int = 0  # and where they do not
+    resident: int = 0  # slices of the queries
 
 
 @dataclass(frozen=True)
 class FewConfig:
-    """Tiles of the Hopper forward for few query rows: query rows, document rows and columns of one product; tiles on
-    their way to a program; programs that share a multiprocessor, and the registers a thread that let them, those of the
-    warpgroup that decodes apart."""
+    """Tiles of the Hopper forward for few query rows."""
 
-    BLOCK_LQ: int
-    BLOCK_LD: int
-    BLOCK_D: int
-    stages: int
-    programs: int
-    registers: int
-    decoder_registers: int = 0
+    BLOCK_LQ: int  # query rows of one product
+    BLOCK_LD: int  # document rows
+    BLOCK_D: int  # columns
+    stages: int  # tiles of documents on their way to a program
+    programs: int  # that share a multiprocessor
+    registers: int  # a thread, which let them
+    decoder_registers: int = 0  # of the warpgroup that decodes
 
 
 @dataclass(frozen=True)
 class GradientConfig:
-    """Tiles of the backward: rows that a program owns, terms of each that it reads at once, columns, warps; terms
-    after which a long row goes on in another program."""
+    """Tiles of the backward."""
 
-    ROWS: int
-    ENTRIES: int
-    BLOCK_D: int
+    ROWS: int  # that a program owns
+    ENTRIES: int  # terms of each row that are read at once
+    BLOCK_D: int  # columns
     num_warps: int
-    PIECE: int
+    PIECE: int  # terms of a row after which it goes on in another program
 
 
 # Columns of a slice of float32 tokens wider than 128, which decide their bits. `highest`, 1x1024 vs 500x1024 of width

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .gradient_terms import sum_terms
-from .lists import SIZE, ends_of, entries_of, item_of, list_base, position_of, tokens_of
+from .list_places import SIZE, ends_of, entries_of, item_of, list_base, position_of, tokens_of
 from .sides import span
 from .won_rows import entry_of, fill_others
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .decoding import decoded
-from .lists import won_by
+from .list_places import won_by
 from .sides import span
 
 

@@ -19,7 +19,8 @@ from .configs import GradientConfig, gradient_config
 from .decoding import NOTHING
 from .gradient_rows import _gradient_kernel, _piece_kernel
 from .launches import Slot, Steps
-from .lists import SIZE, Lists, Pairs, lists
+from .list_places import SIZE
+from .lists import Lists, Pairs, lists
 from .owners import Held, held_of, holders_of, owners
 from .sides import Side
 from .won_rows import FILL, few_win, ranked

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from .gluon_names import TensorDescriptor, gl, gluon, mbarrier
 from .hopper_decoding import RAW, decode_partition
-from .hopper_few import _few_partition
+from .hopper_few import few_partition
+from .hopper_group import score_partition
 from .hopper_maxima import ROWS
-from .hopper_scores import RUN_TIME, TABLES, _score_partition
+from .hopper_stream import RUN_TIME, TABLES
 from .sides import Side
 
 
@@ -48,12 +49,15 @@ def _hopper_few_decoded_kernel(
         mbarrier.init(empty.index(i), count=1)
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
+    given = (
+        streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+        q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
+        NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, d_item, winner_columns, K,
+        None, None, None, None,
+    )  # fmt: skip
     gl.warp_specialize([
-        (_few_partition, (
-            stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, None, None, None, True)),
+        (few_partition, (
+            stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, True)),
         (decode_partition, (
             stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
             full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,
@@ -95,20 +99,20 @@ def _hopper_decoded_kernel(
     stream = gl.program_id(0) * RINGS
     other = stream + RINGS - 1
     streams = gl.num_programs(0) * RINGS
+    given = (
+        streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+        q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
+        full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, d_item, winner_columns,
+        K, None, None, None, None, None, None,
+    )  # fmt: skip
     # registers: a multiprocessor has 512 for each thread of a warpgroup, and there are four
     gl.warp_specialize([
-        (_score_partition, (
-            stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
-            full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, K, None, 0, 0, None,
-            None, None, None, True)),
-        (_score_partition, (
-            other, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
-            full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, K, None, 0, 0, None,
-            None, None, None, True)),
+        (score_partition, (
+            stream, given, q_col, 0, Q_CONSECUTIVE, BY_TOKENS, PAIRED, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED,
+            0, True)),
+        (score_partition, (
+            other, given, q_col, 1, Q_CONSECUTIVE, BY_TOKENS, PAIRED, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED,
+            0, True)),
         (decode_partition, (
             stream, streams, q_tiles, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits,
             d_smem, full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,

@@ -30,9 +30,9 @@ from .gluon_names import (
 )
 from .hopper_codewords import tokens_of
 from .hopper_halves import halves_in_registers, of_registers, store_halves, token_of
+from .hopper_load import begin, load_partition
 from .hopper_maxima import lowest, maximum
-from .hopper_scores import RUN_TIME, TABLES, _load_partition, begin
-from .hopper_stream import cut, enter, fetch, next_kept, segment, tile_from
+from .hopper_stream import RUN_TIME, TABLES, cut, enter, fetch, next_kept, segment, tile_from
 from .hopper_tile import keep_queries, pair_sums, query_tokens, settled, store_winner
 from .spans import NO_GAP
 
@@ -79,17 +79,24 @@ def _finish(
 
 
 @gluon.jit
-def _few_partition(
-    stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-    q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-    NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-    Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr, BY_TOKENS: gl.constexpr,
-    BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr, K,
-    q_scales, scales, f_smem, EIGHTS: gl.constexpr = False, GROUP: gl.constexpr = 0, table=None,
+def few_partition(
+    stream, given, q_col, GROUP: gl.constexpr, Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr,
+    BY_TOKENS: gl.constexpr, BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr, EIGHTS: gl.constexpr = False,
 ):  # fmt: skip
-    """A warpgroup: scores a stream's documents against all query rows. K: each query has as many documents of its own,
-    and they are scored against its rows. EIGHTS: tiles begin at multiples of 8 rows. table: of codes in tiles where
-    codewords begin; GROUP of several such."""
+    """A warpgroup, of several number GROUP: scores a stream's documents against all query rows.
+
+    given: what all groups have alike, in this order, as in `score_partition`. K: each query has as many documents of
+    its own, and they are scored against its rows. q_scales, scales: of codes, else None. f_smem: of int8 codes the
+    factors of a tile's tokens, or None. table: of codes in tiles where codewords begin, else None. EIGHTS: tiles begin
+    at multiples of 8 rows.
+    """
+    (
+        streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+        q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
+        NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, d_item, winner_columns, K,
+        q_scales, scales, f_smem, table,
+    ) = given  # fmt: skip
     FIRST: gl.constexpr = GROUP * STAGES
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_LQ, 256 // q_smem.dtype.primitive_bitwidth]
@@ -236,13 +243,15 @@ def _hopper_few_kernel(
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
     begin(stream, streams, d_desc, d_smem, f_desc, f_smem, full, starts, d_bits, ND, TD, d_item)
+    given = (
+        streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+        q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
+        NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, d_item, winner_columns, K,
+        q_scales, scales, f_smem, None,
+    )  # fmt: skip
+    tiles = (streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item, K, f_desc, f_smem)
     gl.warp_specialize([
-        (_few_partition, (
-            stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, K, q_scales, scales, f_smem)),
-        (_load_partition, (
-            stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, True, 0, BLOCK_LD, STAGES, False, True, K, f_desc, f_smem)),
+        (few_partition, (
+            stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES)),
+        (load_partition, (stream, tiles, 0, BY_TOKENS, True, BLOCK_LD, STAGES, False, True)),
     ], [1], [40])  # fmt: skip

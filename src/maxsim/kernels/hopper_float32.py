@@ -12,10 +12,10 @@ Scores are those of `scores` bit for bit where they are not lost (`lost`), and t
 from __future__ import annotations
 
 from .gluon_names import gl, gluon, mbarrier
+from .hopper_group import score_partition
 from .hopper_halves import convert
 from .hopper_maxima import ROWS
-from .hopper_scores import RUN_TIME, TABLES, _score_partition
-from .hopper_stream import each_tile
+from .hopper_stream import RUN_TIME, TABLES, each_tile
 
 
 @gluon.jit
@@ -67,17 +67,15 @@ def _hopper_float32_kernel(
     CONVERTER: gl.constexpr = 104 if PIECE == 64 else 88
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
+    given = (
+        streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+        q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low, d_scale,
+        full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, d_item, winner_columns,
+        K, None, None, None, None, None, None,
+    )  # fmt: skip
     gl.warp_specialize([
-        (_score_partition, (
-            stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
-            d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
-            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, False, False, K)),
-        (_score_partition, (
-            stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_high, d_low,
-            d_scale, full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item,
-            winner_columns, Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, False, False, K)),
+        (score_partition, (stream, given, q_col, 0, Q_CONSECUTIVE, BY_TOKENS, PAIRED, BLOCK_LD, BLOCK_D, STAGES)),
+        (score_partition, (stream, given, q_col, 1, Q_CONSECUTIVE, BY_TOKENS, PAIRED, BLOCK_LD, BLOCK_D, STAGES)),
         (_convert_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, raw, raw_full, d_high, d_low, d_scale, full, empty,
             ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RAW, K)),

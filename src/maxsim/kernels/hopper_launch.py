@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .codes import after_encoding, encoded
-from .configs import HopperConfig, forward_config, power_of_two, splits_documents
+from .configs import HopperConfig, forward_config, splits_documents
 from .gluon_names import TensorDescriptor, gl
 from .hopper_decoded import _hopper_decoded_kernel, decoded_tiles
 from .hopper_float32 import _hopper_float32_kernel
@@ -17,10 +17,10 @@ from .hopper_slices import _query_halves_kernel, _query_tiles_kernel
 from .hopper_wide import _hopper_wide_kernel
 from .hopper_wide_float32 import _hopper_wide_float32_kernel
 from .launches import InParts, Launch, Repeatable, filled, without
-from .queries import kept_rows, sum_parts, sum_pieces
+from .queries import kept_rows, sum_parts, sum_pieces, tiled
 from .scores_launch import PARTS_BYTES, Outputs, launch
 from .sides import Side
-from .spans import kept_bits, kept_spans
+from .spans import kept_bits, places
 
 TILES_BYTES = 16 << 20  # of queries laid out anew, held at once
 PIECE = 16  # rows of them that a program takes of float32 ones
@@ -92,33 +92,31 @@ def hopper_scores(
     the same shapes, strides and alignment.
     """
     D = q.data.shape[-1]
-    q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    q_rows, q_kept = kept_rows(q)
     encode = None
     if d.scales is not None:
         q, encode = encoded(q, d.data.dtype)
-    block = 128 if per_query else min(128, max(16, power_of_two(q.length)))
-    parts = max(1, -(-q.length // 128))
-    queries = q.count
+    queries = 1 if per_query else q.count  # at a time
+    block, parts, tiles = tiled(q.length, queries, 128)
     if per_query:
-        queries = 1  # at a time
-        if parts > 1:  # both tiles of a pair are its
-            parts += parts % 2
-    tiles = parts * queries if parts > 1 else -(-queries * block // 128)
-    wide = config.BLOCK_D < D
+        block = 128
+        parts += parts % 2 if parts > 1 else 0  # both tiles of a pair are its query's
+        tiles = parts
+    native, wide = precision == "native", config.BLOCK_D < D
     paired = tiles > 1 or wide
-    step = d.count
+    q_tiles = -(-tiles // 2) if paired else tiles
+    step = d.count  # documents of a launch
     if parts > 1 and not per_query:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
         if d.factors is not None or d.decoder is not None:  # those of a part begin at a multiple of 16 bytes
             step = -(-step // 8) * 8
-    native = precision == "native"
-    q_tiles = -(-tiles // 2) if paired else tiles
     slices = -(-D // config.BLOCK_D)
-    pairs = q_tiles
+    some = q_tiles  # query tiles, or pairs of them, of a launch
     if wide and not config.resident:
-        pairs = min(q_tiles, max(1, TILES_BYTES // (256 * slices * config.BLOCK_D * q.data.element_size())))
-    split = parts > 1 and step == d.count and pairs == q_tiles and native and d.mask is None and out.winners is None
-    split &= not per_query and (q_tiles * d.count + processors) * 1024 <= PARTS_BYTES
+        some = min(q_tiles, max(1, TILES_BYTES // (256 * slices * config.BLOCK_D * q.data.element_size())))
+    whole = step == d.count and some == q_tiles  # one launch
+    split = whole and parts > 1 and native and not per_query and d.mask is None and out.winners is None
+    split &= (q_tiles * d.count + processors) * 1024 <= PARTS_BYTES
     split &= (d.starts is None or d.consecutive) and splits_documents(
         q_tiles * d.count, d_rows // d.count if d.consecutive else d.length, processors, config
     )
@@ -140,25 +138,21 @@ def hopper_scores(
         stages += (config.raw_stages if paired else config.unpaired_raw_stages, precision == "f16x3")
         run = _hopper_wide_float32_kernel if wide else _hopper_float32_kernel
     programs = (processors, 1, 1)
-    all_bits = None if d.mask is None or d.starts is None else kept_bits(d.mask)
+    bits = None if d.mask is None or d.starts is None else kept_bits(d.mask)  # of ragged documents all at once
     for first in range(0, d.count, step):
         part = documents_from(d, first, min(step, d.count - first))
-        starts, ends, bits, gaps = part.starts, part.ends, None, None
-        if part.mask is not None:
-            starts, ends, gaps = kept_spans(part, d_item, masked_zero)
-            bits = kept_bits(part.mask) if all_bits is None else all_bits
+        lie = places(part, d_item, masked_zero, bits)
         count = d_rows - first * d_item
         describe = ([count, D], [d.row, 1], box, layout)
         if d.decoder is None:
             described, decoding = TensorDescriptor(part.data, *describe), []
         else:
             described, *decoding = decoded_tiles(part, count, box)
-        for pair in range(0, q_tiles, pairs):
-            here = min(pairs, q_tiles - pair)
+        for tile in range(0, q_tiles, some):
+            here = min(some, q_tiles - tile)
             arguments = (
                 rows_from(out.winners, first), rows_from(out.maxima, first),
-                q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits,
-                gaps, here, q.count, part.count, q.length,
+                q.starts, q.ends, q_rows, q_kept, *lie, here, q.count, part.count, q.length,
                 min(d.length, d_rows),  # 32 bits
                 q.rows, count, D, parts, block.bit_length() - 1, q.item, q.row, q.col, d_item,
                 0 if out.winners is None else out.winners.shape[1],
@@ -167,16 +161,11 @@ def hopper_scores(
             )  # fmt: skip
             moved = None
             if wide:
-                there = min(2 * here, tiles - 2 * pair)
-                arguments += (*((config.resident,) if native else ()), slices, 2 * pair, there)
+                first_tile, there = 2 * tile, min(2 * here, tiles - 2 * tile)
+                arguments += (*((config.resident,) if native else ()), slices, first_tile, there)
                 if not config.resident:
-                    places = (q.starts, q.ends, q_rows, q_kept, 2 * pair, q.count, q.length, q.rows, D, parts,
-                              block.bit_length() - 1, q.item, q.row, q.col, q.consecutive, config.BLOCK_D)  # fmt: skip
-                    halves = {"native": 0, "f16": 1, "f16x3": 2}[precision]
-                    query_box = [128, config.BLOCK_D]
-                    kind = gl.float16 if halves else GLUON[q.data.dtype]
-                    moved = QueryTiles(
-                        places, there, slices, query_box, gl.NVMMASharedLayout.get_default_for(query_box, kind), halves
+                    moved = _query_tiles(
+                        q, q_rows, q_kept, first_tile, there, parts, block, slices, config.BLOCK_D, precision
                     )
             else:
                 arguments += (per_query or None,)
@@ -186,10 +175,8 @@ def hopper_scores(
                 arguments += (q.scales, part.scales)
                 if not wide:
                     arguments += (factors_of(part, count, config.BLOCK_LD),)
-            kernel = run[programs](
-                described, *((q.data,) if moved is None else moved.laid_out(q.data)), sums,
-                *arguments, num_warps=4,
-            )  # fmt: skip
+            of_queries = (q.data,) if moved is None else moved.laid_out(q.data)
+            kernel = run[programs](described, *of_queries, sums, *arguments, num_warps=4)
         lost = None
         if not native:
             lost = score_lost(
@@ -198,17 +185,30 @@ def hopper_scores(
             )  # fmt: skip
         if split:
             total = sum_pieces(
-                sums, out.scores, starts, q.count, d.count, min(d.length, d_rows), count, q_tiles, parts, processors,
-                config.BLOCK_LD,
+                sums, out.scores, lie.starts, q.count, d.count, min(d.length, d_rows), count, q_tiles, parts,
+                processors, config.BLOCK_LD,
             )  # fmt: skip
         elif parts > 1:
             total = sum_parts(sums, out.scores, first, part.count, d.count, queries * part.count, parts)
-    if step < d.count or pairs < q_tiles or q.mask is not None or d.mask is not None:
-        return None
-    if d.decoder is not None:
+    if not whole or q.mask is not None or d.mask is not None or d.decoder is not None:
         return None
     launched = HopperLaunch(kernel, programs, describe, without(arguments[1:], q.scales), lost, moved)
     return after_encoding(InParts(launched, sums.numel(), total) if parts > 1 else launched, q, encode)
+
+
+def _query_tiles(
+    q: Side, q_rows: Tensor | None, q_kept: Tensor | None, first_tile: int, tiles: int, parts: int, block: int,
+    slices: int, BLOCK_D: int, precision: str,
+) -> QueryTiles:  # fmt: skip
+    """`tiles` query tiles from one on, to be laid out by slices of BLOCK_D columns."""
+    halves = {"native": 0, "f16": 1, "f16x3": 2}[precision]
+    arguments = (
+        q.starts, q.ends, q_rows, q_kept, first_tile, q.count, q.length, q.rows, q.data.shape[-1], parts,
+        block.bit_length() - 1, q.item, q.row, q.col, q.consecutive, BLOCK_D,
+    )  # fmt: skip
+    box, kind = [128, BLOCK_D], gl.float16 if halves else GLUON[q.data.dtype]
+    layout = gl.NVMMASharedLayout.get_default_for(box, kind)
+    return QueryTiles(arguments, tiles, slices, box, layout, halves)
 
 
 def score_lost(
@@ -218,8 +218,7 @@ def score_lost(
     """Scores again what is lost of `columns` documents' scores in `target`, made by tiles of BLOCK_LQ query rows,
     `parts` of a query; ends at once where nothing is."""
     config = forward_config(4, q.data.shape[-1], BLOCK_LQ, 1, d.length, d.count, out.winners is not None, (9, 0))
-    block = min(BLOCK_LQ, max(16, power_of_two(q.length)))
-    tiles = parts * q.count if parts > 1 else -(-q.count * block // BLOCK_LQ)
+    block, _, tiles = tiled(q.length, q.count, BLOCK_LQ)
     # what is lost may be everything: enough programs to keep the card busy
     lanes = max(1, min(columns, -(-4 * processors // tiles)))
     if per_query:  # a program has one query

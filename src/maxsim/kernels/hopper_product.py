@@ -14,15 +14,16 @@ import torch
 from .configs import FewConfig, HopperConfig, power_of_two
 from .gluon_names import TensorDescriptor, fence_async_shared, gl, gluon, mbarrier, thread_barrier, tma_load
 from .hopper_codewords import WIDTH, WORDS, gathered, keep_table
-from .hopper_few import _few_partition
+from .hopper_few import few_partition
+from .hopper_group import score_partition
 from .hopper_launch import documents_from, rows_from
+from .hopper_load import load_partition
 from .hopper_maxima import ROWS
-from .hopper_scores import RUN_TIME, TABLES, _load_partition, _score_partition
-from .hopper_stream import each_tile
-from .queries import kept_rows, sum_parts
+from .hopper_stream import RUN_TIME, TABLES, each_tile
+from .queries import kept_rows, sum_parts, tiled
 from .scores_launch import PARTS_BYTES, Outputs
 from .sides import Side
-from .spans import kept_bits, kept_spans
+from .spans import places
 
 GROUPS = gl.constexpr(4)  # the registers of a multiprocessor
 PIECE = gl.constexpr(32)  # rows that are decoded at once
@@ -50,43 +51,26 @@ def _hopper_product_kernel(
     thread_barrier()
     stream = gl.program_id(0) * GROUPS
     streams = gl.num_programs(0) * GROUPS
+    given = (
+        streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+        q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
+        NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, d_item, winner_columns, K,
+        None, None, None, where,
+    )  # fmt: skip
+    tiles = (streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item, K, None, None)
     gl.warp_specialize([
-        (_few_partition, (
-            stream, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None,
-            False, 0, where)),
-        (_few_partition, (
-            stream + 1, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None,
-            False, 1, where)),
-        (_few_partition, (
-            stream + 2, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None,
-            False, 2, where)),
-        (_few_partition, (
-            stream + 3, streams, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, full, empty,
-            NQ, ND, LQ, LD, TQ, TD, D, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES, K, None, None, None,
-            False, 3, where)),
-        (_load_partition, (
-            stream, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, False, 0, BLOCK_LD, STAGES, False, False, K)),
-        (_load_partition, (
-            stream + 1, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, False, 1, BLOCK_LD, STAGES, False, False, K)),
-        (_load_partition, (
-            stream + 2, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, False, 2, BLOCK_LD, STAGES, False, False, K)),
-        (_load_partition, (
-            stream + 3, streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item,
-            BY_TOKENS, False, 3, BLOCK_LD, STAGES, False, False, K)),
+        (few_partition, (
+            stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES)),
+        (few_partition, (
+            stream + 1, given, q_col, 1, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES)),
+        (few_partition, (
+            stream + 2, given, q_col, 2, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES)),
+        (few_partition, (
+            stream + 3, given, q_col, 3, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES)),
+        (load_partition, (stream, tiles, 0, BY_TOKENS, False, BLOCK_LD, STAGES)),
+        (load_partition, (stream + 1, tiles, 1, BY_TOKENS, False, BLOCK_LD, STAGES)),
+        (load_partition, (stream + 2, tiles, 2, BY_TOKENS, False, BLOCK_LD, STAGES)),
+        (load_partition, (stream + 3, tiles, 3, BY_TOKENS, False, BLOCK_LD, STAGES)),
     ], [4, 4, 4, 1, 1, 1, 1], [112, 112, 112, 40, 40, 40, 40])  # fmt: skip
     table._keep_alive()
 
@@ -158,18 +142,18 @@ def _hopper_product_scores_kernel(
     thread_barrier()
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
+    given = (
+        streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
+        q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
+        full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, d_item, winner_columns,
+        None, None, None, None, None, None, None,
+    )  # fmt: skip
     # registers: a multiprocessor has 512 for each thread of a warpgroup, and there are three
     gl.warp_specialize([
-        (_score_partition, (
-            stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
-            full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, True, 0, BLOCK_LD, WIDTH, STAGES, False, Q_ALIGNED)),
-        (_score_partition, (
-            stream, streams, q_tiles, q_ptr, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
-            full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, True, 1, BLOCK_LD, WIDTH, STAGES, False, Q_ALIGNED)),
+        (score_partition, (
+            stream, given, q_col, 0, Q_CONSECUTIVE, BY_TOKENS, True, BLOCK_LD, WIDTH, STAGES, False, Q_ALIGNED)),
+        (score_partition, (
+            stream, given, q_col, 1, Q_CONSECUTIVE, BY_TOKENS, True, BLOCK_LD, WIDTH, STAGES, False, Q_ALIGNED)),
         (_decode_partition, (
             stream, streams, q_tiles, d_desc, starts, ends, d_bits, raw, raw_full, d_smem, full, empty, where, ND, LD,
             TD, d_item, BY_TOKENS, BLOCK_LD)),
@@ -184,19 +168,15 @@ def hopper_product_few(
     """As `hopper_few`."""
     assert d.decoder is not None
     D = q.data.shape[-1]
-    q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
+    q_rows, q_kept = kept_rows(q)
     block = config.BLOCK_LQ if per_query else max(16, power_of_two(q.length))
-    starts, ends, bits, gaps = d.starts, d.ends, None, None
-    if d.mask is not None:
-        starts, ends, gaps = kept_spans(d, d_item, masked_zero)
-        bits = kept_bits(d.mask)
     box = [config.BLOCK_LD, 4]
     layout = gl.NVMMASharedLayout.get_default_for(box, gl.int32)
     codes = TensorDescriptor(d.data.view(torch.int32), [d_rows, 4], [d.row // 4, 1], box, layout)
     programs = min(processors, -(-d.count // GROUPS.value))
     _hopper_product_kernel[(programs,)](
         codes, d.decoder.table, d.decoder.words, q.data, out.scores, out.winners, out.maxima,
-        q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else d.starts, bits, gaps,
+        q.starts, q.ends, q_rows, q_kept, *places(d, d_item, masked_zero),
         q.count, d.count, q.length, min(d.length, d_rows), q.rows, d_rows, D, block.bit_length() - 1,
         q.item, q.row, q.col, d_item, 0 if out.winners is None else out.winners.shape[1],
         q.consecutive, q.aligned, d.consecutive, config.BLOCK_LQ, config.BLOCK_LD, config.stages, per_query or None,
@@ -210,10 +190,8 @@ def hopper_product(
     """As `hopper_scores`, for every query and document."""
     assert d.decoder is not None
     D = q.data.shape[-1]
-    q_rows, q_kept = (None, None) if q.mask is None else kept_rows(q)
-    block = min(128, max(16, power_of_two(q.length)))
-    parts = max(1, -(-q.length // 128))
-    tiles = parts * q.count if parts > 1 else -(-q.count * block // 128)
+    q_rows, q_kept = kept_rows(q)
+    block, parts, tiles = tiled(q.length, q.count, 128)
     step = d.count
     if parts > 1:
         step = max(1, min(step, PARTS_BYTES // (4 * q.count * parts)))
@@ -224,15 +202,11 @@ def hopper_product(
     layout = gl.NVMMASharedLayout.get_default_for(box, gl.uint8)
     for first in range(0, d.count, step):
         part = documents_from(d, first, min(step, d.count - first))
-        starts, ends, bits, gaps = part.starts, part.ends, None, None
-        if part.mask is not None:
-            starts, ends, gaps = kept_spans(part, d_item, masked_zero)
-            bits = kept_bits(part.mask)
         rows = d_rows - first * d_item
         _hopper_product_scores_kernel[(processors,)](
             TensorDescriptor(part.data, [rows, 16], [d.row, 1], box, layout), d.decoder.table, d.decoder.words, q.data,
             sums, rows_from(out.winners, first), rows_from(out.maxima, first),
-            q.starts, q.ends, q_rows, q_kept, starts, ends, None if bits is None else part.starts, bits, gaps,
+            q.starts, q.ends, q_rows, q_kept, *places(part, d_item, masked_zero),
             -(-tiles // 2), q.count, part.count, q.length, min(d.length, d_rows), q.rows, rows, D, parts,
             block.bit_length() - 1, q.item, q.row, q.col, d_item,
             0 if out.winners is None else out.winners.shape[1],

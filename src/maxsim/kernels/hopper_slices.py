@@ -36,7 +36,7 @@ def bring_slices(
 
 @gluon.jit
 def of_slices(
-    q_smem, d_smem, full, empty, step, slices, live, HALF: gl.constexpr, RESIDENT: gl.constexpr, acc: gl.constexpr,
+    q_smem, d_smem, full, empty, step, slices, live, GROUP: gl.constexpr, RESIDENT: gl.constexpr, acc: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
     """The similarities of a tile, accumulated over the slices from `step` on in their order; zeros for a query tile
@@ -48,7 +48,7 @@ def of_slices(
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
     if live:
         product = wgmma(
-            q_smem.index(HALF if RESIDENT else stage * 2 + HALF), d_smem.index(stage).permute((1, 0)), sim,
+            q_smem.index(GROUP if RESIDENT else stage * 2 + GROUP), d_smem.index(stage).permute((1, 0)), sim,
             use_acc=False, is_async=True,
         )  # fmt: skip
         sim = wgmma_wait(1, deps=[product])
@@ -57,7 +57,7 @@ def of_slices(
             stage = (step + c) % STAGES
             mbarrier.wait(full.index(stage), ((step + c) // STAGES) & 1)
             product = wgmma(
-                q_smem.index((c if RESIDENT else stage) * 2 + HALF), d_smem.index(stage).permute((1, 0)), sim,
+                q_smem.index((c if RESIDENT else stage) * 2 + GROUP), d_smem.index(stage).permute((1, 0)), sim,
                 is_async=True,
             )  # fmt: skip
             sim = wgmma_wait(1, deps=[product])
@@ -119,7 +119,7 @@ def bring_query_slices(step, row, tile, q_desc, q_smem, full, empty, slices, til
 @gluon.jit
 def of_slices_of_halves(
     q_smem, d_high, d_low, d_scale, full, empty, step, slices, live,
-    HALF: gl.constexpr, WINNERS: gl.constexpr, layout: gl.constexpr,
+    GROUP: gl.constexpr, WINNERS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """`of_slices` of float32 tokens: the products of a slice are scaled, and added up in registers, as in
     `similarities`."""
@@ -130,7 +130,7 @@ def of_slices_of_halves(
     sim = zeros
     for c in range(slices if live else 0):
         stage = (step + c) % STAGES
-        at = (stage * 2 + HALF) * HALVES
+        at = (stage * 2 + GROUP) * HALVES
         mbarrier.wait(full.index(stage), ((step + c) // STAGES) & 1)
         scale = d_scale.index(stage).load(gl.SliceLayout(0, layout))
         if d_low is not None:

@@ -10,6 +10,17 @@ from __future__ import annotations
 
 from .gluon_names import gl, gluon
 
+# Of all Hopper kernels: sizes never make a new variant.
+RUN_TIME = (
+    "q_tiles", "NQ", "ND", "LQ", "LD", "TQ", "TD", "D", "parts", "block_log2", "q_item", "q_row", "d_item",
+    "winner_columns", "K",
+)  # fmt: skip
+# Their alignment changes with what is cut out of them, and no load of theirs is wide.
+TABLES = (
+    "out_ptr", "winners_ptr", "maxima_ptr", "q_starts", "q_ends", "q_kept_rows", "q_kept", "starts", "ends", "bases",
+    "d_bits", "gaps", "q_scales", "scales",
+)  # fmt: skip
+
 
 @gluon.jit
 def fetch(doc, last, starts, ends):

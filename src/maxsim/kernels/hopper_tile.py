@@ -151,7 +151,7 @@ def add_up_four(best0, best1, best2, best3, doc, count, valid, tile, out_ptr, ND
 
 @gluon.jit
 def wait_for_four(
-    best, waiting, last1, last2, last3, doc, valid, tile, out_ptr, ND, parts, NQ, block_log2, q_scale=None, scales=None
+    best, waiting, last1, last2, last3, doc, q_scale, scales, valid, tile, out_ptr, ND, parts, NQ, block_log2
 ):  # fmt: skip
     """The maxima of a document that has ended wait until there are four documents'."""
     if scales is not None:
@@ -219,8 +219,8 @@ def settled(value, doc, empty, q_scale, scales, gaps):
 
 @gluon.jit
 def finish(
-    best, best_low, held, q_scale, column, valid, doc, first, empty, bases, gaps, tile, out_ptr, winners_ptr,
-    maxima_ptr, ND, TD, parts, NQ, block_log2, winner_columns, d_item, MASKED: gl.constexpr, scales=None,
+    best, best_low, held, doc, first, empty, MASKED: gl.constexpr, q_scale, scales, column, bases, gaps, winners_ptr,
+    maxima_ptr, TD, winner_columns, d_item, valid, tile, out_ptr, ND, parts, NQ, block_log2,
 ):  # fmt: skip
     """Adds up the maxima of a document that has ended, where one sum is one query, and stores its scores; where asked,
     the maxima and the tokens that have them too."""

@@ -7,10 +7,10 @@ both query tiles' and the documents'; RESIDENT: the documents' alone, while the 
 from __future__ import annotations
 
 from .gluon_names import gl, gluon, mbarrier
+from .hopper_group import score_partition
 from .hopper_maxima import ROWS
-from .hopper_scores import RUN_TIME, TABLES, _score_partition
 from .hopper_slices import bring_slices
-from .hopper_stream import each_tile
+from .hopper_stream import RUN_TIME, TABLES, each_tile
 
 
 @gluon.jit
@@ -48,19 +48,19 @@ def _hopper_wide_kernel(
         mbarrier.init(empty.index(i), count=2)
     stream = gl.program_id(0)
     streams = gl.num_programs(0)
+    given = (
+        streams, q_tiles, q, out_ptr, winners_ptr, maxima_ptr,
+        q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
+        full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, d_item, winner_columns,
+        None, slices, first_tile, tiles, q_scales, scales, None,
+    )  # fmt: skip
     gl.warp_specialize([
-        (_score_partition, (
-            stream, streams, q_tiles, q, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
-            full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 0, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, None, slices,
-            RESIDENT, first_tile, tiles, q_scales, scales)),
-        (_score_partition, (
-            stream, streams, q_tiles, q, out_ptr, winners_ptr, maxima_ptr,
-            q_starts, q_ends, q_kept_rows, q_kept, starts, ends, bases, d_bits, gaps, q_smem, d_smem, None, None,
-            full, empty, NQ, ND, LQ, LD, TQ, TD, D, parts, block_log2, q_item, q_row, q_col, d_item, winner_columns,
-            Q_CONSECUTIVE, BY_TOKENS, PAIRED, 1, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED, None, slices,
-            RESIDENT, first_tile, tiles, q_scales, scales)),
+        (score_partition, (
+            stream, given, q_col, 0, Q_CONSECUTIVE, BY_TOKENS, PAIRED, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED,
+            RESIDENT)),
+        (score_partition, (
+            stream, given, q_col, 1, Q_CONSECUTIVE, BY_TOKENS, PAIRED, BLOCK_LD, BLOCK_D, STAGES, SPLIT, Q_ALIGNED,
+            RESIDENT)),
         (_load_partition, (
             stream, streams, q_tiles, d_desc, q, starts, ends, d_bits, d_smem, q_smem, full, empty, slices, tiles,
             ND, LD, TD, d_item, BY_TOKENS, BLOCK_LD, RESIDENT, SPLIT)),

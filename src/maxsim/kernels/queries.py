@@ -1,4 +1,4 @@
-"""The small kernels around the forward: which query tokens are kept, and the sum of a long query's blocks, on Hopper of
+"""Queries in tiles: how many there are, which tokens are kept, and the sum of a long query's blocks, on Hopper of
 pieces of documents too."""
 
 from __future__ import annotations
@@ -9,8 +9,16 @@ import triton.language as tl
 from torch import Tensor
 
 from .arithmetic import maximum
+from .configs import power_of_two
 from .launches import Launch
 from .sides import Side, base, span
+
+
+def tiled(length: int, count: int, rows: int) -> tuple[int, int, int]:
+    """`count` queries of up to `length` tokens in tiles of so many rows: the rows of a query's block, a power of two;
+    how many blocks a query has; how many tiles there are. Queries of one block share tiles."""
+    block, parts = min(rows, max(16, power_of_two(length))), max(1, -(-length // rows))
+    return block, parts, parts * count if parts > 1 else -(-count * block // rows)
 
 
 @triton.jit(do_not_specialize=("LQ", "TQ", "m_item", "m_row"))
@@ -31,10 +39,11 @@ def _kept_rows_kernel(mask_ptr, starts, ends, rows_ptr, kept_ptr, LQ, TQ, m_item
     tl.store(kept_ptr + n + tl.arange(0, 1), kept)
 
 
-def kept_rows(q: Side) -> tuple[Tensor, Tensor]:
+def kept_rows(q: Side) -> tuple[Tensor | None, Tensor | None]:
     """Positions of the kept tokens of each masked query, compacted: int32, a slot a token row, and their number, int32
-    `[NQ]`."""
-    assert q.mask is not None
+    `[NQ]`; None twice without a mask."""
+    if q.mask is None:
+        return None, None
     slots = q.rows if q.consecutive else q.count * q.length
     rows = torch.empty(max(slots, 1), dtype=torch.int32, device=q.data.device)
     kept = torch.empty(q.count, dtype=torch.int32, device=q.data.device)

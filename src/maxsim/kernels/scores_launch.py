@@ -7,11 +7,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .codes import after_encoding, encoded
-from .configs import Config, power_of_two
+from .configs import Config
 from .decoding import NOTHING
 from .launches import InParts, Launch, Repeatable, without
 from .lost import LOST_DOCUMENTS
-from .queries import kept_rows, sum_parts
+from .queries import kept_rows, sum_parts, tiled
 from .scores import _scores_kernel
 from .sides import Side
 
@@ -37,17 +37,13 @@ def scores(
     of the same shapes, strides and alignment.
     """
     grid = pairs is None and not per_query
-    rows, kept = (None, None) if q.mask is None else kept_rows(q)
+    rows, kept = kept_rows(q)
     encode = None
     if d.scales is not None:
         (q, encode), normalize = encoded(q, d.data.dtype, normalize), False
-    block = min(config.BLOCK_LQ, max(16, power_of_two(q.length)))
-    parts = max(1, -(-q.length // config.BLOCK_LQ))
     items = d.count if pairs is None else pairs.shape[0]
     queries = q.count if grid else 1
-    tiles = parts * queries
-    if grid and parts == 1:  # short queries share a tile
-        tiles = -(-q.count * block // config.BLOCK_LQ)
+    block, parts, tiles = tiled(q.length, queries, config.BLOCK_LQ)
     step = min(items, MAX_PROGRAMS // tiles)
     if parts > 1:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))

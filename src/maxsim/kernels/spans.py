@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -82,3 +84,24 @@ def kept_bits(mask: Tensor) -> Tensor:
     bits = torch.empty(-(-(rows + 512) // 32), dtype=torch.int32, device=mask.device)
     _kept_bits_kernel[(-(-bits.numel() // 64),)](mask, bits, rows, BLOCK=64)
     return bits
+
+
+class Places(NamedTuple):
+    """Where documents lie, as Hopper kernels take it, in this order: rows that they begin and end with, of masked ones
+    those of kept tokens (None: padded, all kept). Of masked ones else None: where ragged ones begin, a bit a row, and
+    each one's first masked token, where such compete with 0."""
+
+    starts: Tensor | None
+    ends: Tensor | None
+    bases: Tensor | None
+    bits: Tensor | None
+    gaps: Tensor | None
+
+
+def places(d: Side, d_item: int, masked_zero: bool, bits: Tensor | None = None) -> Places:
+    """Of documents whose mask, if any, has an entry a row; padded ones begin every `d_item` rows. bits: of the mask,
+    where they are known."""
+    if d.mask is None:
+        return Places(d.starts, d.ends, None, None, None)
+    starts, ends, gaps = kept_spans(d, d_item, masked_zero)
+    return Places(starts, ends, d.starts, kept_bits(d.mask) if bits is None else bits, gaps)

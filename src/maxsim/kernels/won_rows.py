@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from .launches import Slot, Steps
-from .lists import COMMON, Lists, won_by
+from .list_places import won_by
+from .lists import COMMON, Lists
 from .sides import Side, span
 
 MOST = 512  # entries of a list: comparisons are as many squared
