@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.cpu_jobs import job_tokens, ranges, whole_rows
 from ..kernels.cpu_maxima import Run, block_tokens, maxima
-from ..kernels.cpu_product import ROWS
-from ..kernels.cpu_rows import Rows
+from ..kernels.cpu_rows import Rows, consecutive
 from ..kernels.cpu_runs import Documents, Kept, kept
 from ..kernels.cpu_sums import Sums
 from ..kernels.cpu_threads import Scratch, run
@@ -29,9 +29,6 @@ NAME = "cpu"
 
 GROUP = 1 << 20  # elements of the query rows scored together
 TABLE = 1 << 18  # maxima of one job
-JOB_TOKENS = 1 << 17  # document tokens of one job
-JOB = 1 << 28  # floating point operations that are worth a job: 3 milliseconds, against 0.1 to prepare it
-JOBS_PER_THREAD = 8  # at most, so that threads end together
 ENTRIES = 1 << 18  # winners of one backward step
 EXACT_WIDTH = (1 << 24) // 127**2  # of int8 codes whose products float32 adds up exactly, in any order
 
@@ -140,7 +137,7 @@ def _scaled(value: Tensor, documents: Tensor | None, queries: Tensor | None) -> 
 def _grid(problem: Problem, out: Scored) -> None:
     winners = out.winners is not None
     q, d = _Side(problem.queries, problem, winners), _Side(problem.documents, problem, winners)
-    for low, high in _ranges(q.length, GROUP // q.width, q.count):
+    for low, high in ranges(q.length, GROUP // q.width, q.count):
         _grid_rows(problem, q, d, slice(low, high), out)
 
 
@@ -149,8 +146,8 @@ def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) 
     threads = torch.get_num_threads()
     asked = q.kept(group)
     R = len(asked.row)
-    queries, scale = q.queries(q.rows.block(_consecutive(asked.row), Scratch(), _up(R)), problem)
-    columns = _consecutive(q.column[group][asked.item] + asked.position)
+    queries, scale = q.queries(q.rows.block(consecutive(asked.row), Scratch(), whole_rows(R)), problem)
+    columns = consecutive(q.column[group][asked.item] + asked.position)
     at = columns if isinstance(columns, slice) else torch.from_numpy(columns)
     tree = Tree(asked.counts)
 
@@ -168,8 +165,8 @@ def _grid_rows(problem: Problem, q: _Side, d: _Side, group: slice, out: Scored) 
         if out.maxima is not None:
             out.maxima[mine, at] = value
 
-    tokens = _job_tokens(len(queries), d.width, d.length, threads)
-    run(_ranges(d.length, tokens, max(1, TABLE // max(1, R))), work, threads)
+    tokens = job_tokens(len(queries), d.width, d.length, threads)
+    run(ranges(d.length, tokens, max(1, TABLE // max(1, R))), work, threads)
 
 
 def _pairs(problem: Problem, out: Scored) -> None:
@@ -188,11 +185,11 @@ def _pairs(problem: Problem, out: Scored) -> None:
         heads = np.flatnonzero(np.diff(of_query[chosen], prepend=-1))  # where another query begins
         tails = np.append(heads[1:], len(chosen))
         asked = q.kept(of_query[chosen[heads]])
-        C = _up(int(asked.counts.max()))
+        C = whole_rows(int(asked.counts.max()))
         begin = asked.counts.cumsum() - asked.counts
         queries = scratch.take("queries", (len(heads), C, q.width), q.arithmetic).zero_()
         at_row = torch.from_numpy(asked.item * C + np.arange(len(asked.row)) - begin[asked.item])
-        asked_rows = q.rows.block(_consecutive(asked.row), scratch, 2)[: len(at_row)]
+        asked_rows = q.rows.block(consecutive(asked.row), scratch, 2)[: len(at_row)]
         asked_rows, scale = q.queries(asked_rows, problem)
         queries.view(-1, q.width)[at_row] = asked_rows
         scales = None
@@ -202,7 +199,7 @@ def _pairs(problem: Problem, out: Scored) -> None:
         documents = d.documents(of_document[chosen], problem, C)
         value, place = _tables(documents, C, d.arithmetic, out, scratch)
         edges = pairwise([*np.searchsorted(documents.owner, heads).tolist(), len(value)])
-        runs = [Run(a, b, queries[n, : _up(int(asked.counts[n]))]) for n, (a, b) in enumerate(edges)]
+        runs = [Run(a, b, queries[n, : whole_rows(int(asked.counts[n]))]) for n, (a, b) in enumerate(edges)]
         maxima(d.rows, documents.pieces, runs, value, place, scratch)
         value, place = documents.gather(value, place)
         if scales is not None:
@@ -223,10 +220,10 @@ def _pairs(problem: Problem, out: Scored) -> None:
             if out.maxima is not None:
                 out.maxima[at] = value[pair, column]
 
-    R = _up(int(q.length.max()))
+    R = whole_rows(int(q.length.max()))
     length = d.length[of_document[order]]
-    tokens = _job_tokens(R, d.width, length, threads)
-    run(_ranges(length, tokens, max(1, min(TABLE, GROUP // q.width) // max(1, R))), work, threads)
+    tokens = job_tokens(R, d.width, length, threads)
+    run(ranges(length, tokens, max(1, min(TABLE, GROUP // q.width) // max(1, R))), work, threads)
 
 
 def _tables(
@@ -241,39 +238,6 @@ def _tables(
 def _without_empty(total: Tensor, documents: Documents) -> Tensor:
     """`[N, documents]`, −inf where a document has nothing to match, an empty query's too."""
     return total.masked_fill_(documents.empty, -torch.inf) if documents.some_empty else total
-
-
-def _up(rows: int) -> int:
-    return -(-rows // ROWS) * ROWS
-
-
-def _consecutive(index: np.ndarray) -> np.ndarray | slice:
-    """Rising by one each, as a slice: read and written in place."""
-    if len(index) == 0:
-        return slice(0, 0)
-    low, high = int(index[0]), int(index[-1]) + 1
-    return slice(low, high) if high - low == len(index) and bool((np.diff(index) == 1).all()) else index
-
-
-def _job_tokens(query_rows: int, width: int, length: np.ndarray, threads: int) -> int:
-    """Document tokens of a job: as many jobs a thread as are worth one, up to JOBS_PER_THREAD."""
-    total = int(length.sum())
-    rounds = 2 * max(query_rows, ROWS) * width * total // (threads * JOB)
-    share = total // (threads * min(max(rounds, 1), JOBS_PER_THREAD)) + int(length.max())
-    return max(block_tokens(query_rows, width), min(share, JOB_TOKENS))
-
-
-def _ranges(length: np.ndarray, tokens: int, items: int) -> list[tuple[int, int]]:
-    """Cuts items into ranges of at most `tokens` tokens (or one item) and `items` items."""
-    total = length.cumsum()
-    ranges, low = [], 0
-    while low < len(length):
-        before = int(total[low - 1]) if low else 0
-        high = int(np.searchsorted(total, before + tokens, side="right"))
-        high = min(max(high, low + 1), low + items)
-        ranges.append((low, high))
-        low = high
-    return ranges
 
 
 def backward(

@@ -86,6 +86,14 @@ class Rows:
             out.copy_(self.flat.index_select(0, torch.from_numpy(rows)))
 
 
+def consecutive(index: np.ndarray) -> np.ndarray | slice:
+    """Rising by one each, as a slice: read and written in place."""
+    if len(index) == 0:
+        return slice(0, 0)
+    low, high = int(index[0]), int(index[-1]) + 1
+    return slice(low, high) if high - low == len(index) and bool((np.diff(index) == 1).all()) else index
+
+
 def norms(rows: Tensor) -> Tensor:
     """`[m, D]` → the divisors that make unit vectors, `[m, 1]`; a zero row stays zero."""
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
