@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import maxsim
-from maxsim.bench.records import environment
+from maxsim.bench.records import environment, write
 
 RECORDS = Path(__file__).parent / "records"
 AT_ONCE = 100_000
@@ -47,10 +47,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 rows.append({**measured(f"{folder}/store", count, text), **where})
             print(json.dumps(rows[-1]), flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{where['date']}-{where['card']}-catalogue.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(path)
+    print("record:", write(rows, options.out, "catalogue"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import maxsim
-from maxsim.bench.records import environment
+from maxsim.bench.records import environment, write
 from maxsim.corpus import Snapshot
 from maxsim.search.placing import bytes_of
 
@@ -76,10 +76,10 @@ def best_rate(device: torch.device, home: str, size: int) -> float | None:
 
 
 def check(corpus: maxsim.Corpus, kept: str, count: int, device: torch.device) -> None:
-    """Hits of a sample against scores in float64, a document at a time."""
-    asked = queries(2, 99)
+    """Hits of a sample against scores in float64, a document at a time; not of codes alone, nor of large corpora."""
     if count > CHECKED or kept == "int8":
         return
+    asked = queries(2, 99)
     truth = torch.stack(
         [torch.einsum("qid,jd->qij", asked.double(), d.double()).amax(2).sum(1) for d in documents(count, device)], 1
     )
@@ -134,10 +134,7 @@ def main() -> None:
                     rows.append({"documents": options.documents, "kept": kept, "home": home, **row, **where})
                     print(json.dumps({name: rows[-1][name] for name in ("kept", "home", *row)}), flush=True)
                 del opened
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{where['date']}-{where['card']}-corpus.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(path)
+    print("record:", write(rows, options.out, "corpus"))
 
 
 if __name__ == "__main__":

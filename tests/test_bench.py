@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import maxsim
-from maxsim.bench import cases, ceilings, cli, contenders, records, run, table, timer, truth
+from maxsim.bench import cases, ceilings, cli, contenders, plain, records, run, table, timer, truth
 from maxsim.bench.inputs import make, work
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -286,7 +286,7 @@ def test_a_right_contender_has_a_time_and_a_record(limits):
 
 def test_a_wrong_contender_has_no_time(limits, monkeypatch):
     def prepare(inputs):
-        call = contenders.prepare_naive(inputs)
+        call = plain.prepare_naive(inputs)
         return lambda: call() + 1
 
     monkeypatch.setitem(run.CONTENDERS, "wrong", contenders.Contender("wrong", prepare, ("float32",)))

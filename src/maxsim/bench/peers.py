@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .cases import Case
-from .contenders import Contender, Unavailable, gradients_of, padded
+from .contenders import Contender, Unavailable, gradients_of
 from .inputs import Inputs
+from .plain import padded
 from .timer import Call
 
 FLASH, LIK = "flash-maxsim==0.3.0", "late-interaction-kernels==0.4.5"

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -92,16 +93,19 @@ def card_name(device: torch.device) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-") or device.type
 
 
-def write(records: Iterable[Record], directory: Path, what: str, append: bool = False) -> Path:
-    """Writes `<date>-<card>-<what>.jsonl` in a directory and says where. A second run of a day replaces the first."""
-    rows = list(records)
+def write(records: Iterable[Any], directory: Path, what: str, append: bool = False) -> Path:
+    """Writes `<date>-<card>-<what>.jsonl` in a directory and says where. A second run of a day replaces the first.
+
+    records: dataclasses, or dicts, that hold an `Environment` beside what was measured. ValueError where there is none.
+    """
+    rows = [each if isinstance(each, dict) else asdict(each) for each in records]
     if not rows:
         raise ValueError("no records to write")
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{rows[0].date}-{rows[0].card}-{what}.jsonl"
+    path = directory / f"{rows[0]['date']}-{rows[0]['card']}-{what}.jsonl"
     with path.open("a" if append else "w") as file:
         for row in rows:
-            file.write(json.dumps(asdict(row)) + "\n")
+            file.write(json.dumps(row) + "\n")
     return path
 
 

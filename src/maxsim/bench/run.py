@@ -15,10 +15,11 @@ import torch
 from .cases import Case
 from .ceilings import Ceilings
 from .coded_peers import CODED_PEERS
-from .contenders import OURS, PLAIN, Contender, Unavailable, prepare_maxsim
+from .contenders import OURS, Contender, Unavailable, prepare_maxsim
 from .host import STEPS
 from .inputs import make, work
 from .peers import PEERS
+from .plain import PLAIN
 from .records import Environment, Record, read
 from .timer import Call, Timing, first_call, measure, peak_mib
 from .truth import allowed, truth

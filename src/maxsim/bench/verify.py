@@ -16,8 +16,9 @@ from ..errors import UnsupportedError
 from ..layout import make_problem
 from ..ops import matches, score, score_pairs
 from .cases import Case, parse
-from .contenders import at_precision, naive
+from .contenders import at_precision
 from .inputs import Inputs, make
+from .plain import naive
 from .truth import GRADIENT_EXACT, GRADIENT_TF32, allowed, pieces, truth
 
 # Sizes at which a CPU of two cores is through with all of it in a minute; several tiles and no whole number of them.
