@@ -22,7 +22,7 @@ class Matches(NamedTuple):
     index: int64 `[NQ, ND, LQ]` (candidates: `[NQ, K, LQ]`), −1 where nothing, or a masked zero, wins, and for masked
         query tokens.
     similarity: float32 (float64 for float64 inputs) of the same shape; exactly the terms summed in the score (0 for
-    masked query tokens).
+        masked query tokens).
     """
 
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, on purpose

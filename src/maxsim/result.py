@@ -11,11 +11,14 @@ Again: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Scored(NamedTuple):
-    """scores: `Problem.shape`, float32 (float64). winners: `Problem.winners_shape` in `Problem.winners_dtype`, −1 for
-    none.
-    maxima: `Problem.winners_shape`, what was summed, 0 for masked query tokens. again: makes scores, and winners where
-    they were asked for, of other tensors of the same shapes, strides, dtypes and alignment, where launches can be
-    repeated."""
+    """What a forward found.
+
+    scores: `Problem.shape`, float32 (float64).
+    winners: `Problem.winners_shape` in `Problem.winners_dtype`, −1 for none.
+    maxima: `Problem.winners_shape`, what was summed, 0 for masked query tokens.
+    again: makes scores, and winners where they were asked for, of other tensors of the same shapes, strides, dtypes and
+        alignment; None where launches cannot be repeated.
+    """
 
     scores: Tensor
     winners: Tensor | None = None

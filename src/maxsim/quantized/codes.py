@@ -14,11 +14,7 @@ from . import product, residual, scaled
 
 CODECS = ("int8", "fp8", "residual", "pq")
 DOCUMENT = ("scale", "radius", "norm")  # one entry a document
-TOKEN = (
-    "factor",
-    "centroid",
-    "inverse",
-)  # one entry a row of codes, in the shape of the codes without their last dimension
+TOKEN = ("factor", "centroid", "inverse")  # one entry a row of codes: their shape, without the last dimension
 SHARED = ("centroids", "cutoffs", "weights", "books")  # of all documents
 TENSORS = DOCUMENT + TOKEN + SHARED
 
