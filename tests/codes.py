@@ -7,7 +7,6 @@ import pytest
 import torch
 from forms import Side, make_side
 
-import maxsim
 from maxsim import Quantized, reference
 
 SCALED = ("int8", "fp8")
@@ -83,7 +82,3 @@ def same_documents(a: Quantized, b: Quantized) -> bool:
         a.consecutive,
         a.saturated,
     ) == (b.max_length, b.consecutive, b.saturated)
-
-
-def scores(q, documents, *args, **options) -> torch.Tensor:
-    return maxsim.score(q, documents, *args, **options)

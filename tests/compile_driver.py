@@ -1,9 +1,10 @@
 """Compiles what the library launches, for an NVIDIA card that is not there, and prints what ptxas says of it: one
 JSON line a kernel.
 
-An active driver that only names the target, and launches that stop after compiling: so a case is an ordinary call
-on CPU tensors, and
-what is compiled is what a card would run. Usage: python compile_driver.py CAPABILITY [CASE ...]
+An active driver that only names the target, and launches that stop after compiling: so a case is an ordinary call on
+CPU tensors, and what is compiled is what a card would run.
+
+Usage: python compile_driver.py CAPABILITY [CASE ...], or --list in place of cases for their names.
 """
 
 from __future__ import annotations
@@ -372,6 +373,9 @@ def main() -> None:
     found: list[tuple[str, object]] = []
     compiled_only(found)
     known = cases(capability)
+    if wanted == ["--list"]:
+        print(json.dumps(list(known)))
+        return
     for case in wanted or known:
         found.clear()
         known[case]()

@@ -23,6 +23,8 @@ HOPPER = (
     "hopper-few-codes-matches", "train-codes-e4m3", "hopper-quantized",
     "hopper-few-quantized", "hopper-few-residual", "hopper-few-residual-matches", "hopper-few-residual-long",
     "hopper-residual", "hopper-residual-one-tile", "hopper-residual-matches",
+    "hopper-product", "hopper-product-matches", "hopper-few-product", "hopper-few-product-long",
+    "hopper-few-product-matches", "hopper-few-product-candidates",
     "hopper", "hopper-bfloat16-wide", "hopper-unaligned", "hopper-split", "hopper-split-ragged",
     "hopper-narrow", "hopper-one-tile", "hopper-masked", "hopper-ragged",
     "hopper-matches", "hopper-train", "hopper-few", "hopper-few-ragged", "hopper-few-masked",

@@ -89,6 +89,12 @@ def test_every_kernel_is_compiled_somewhere():
     assert kernels == EVERY_KERNEL
 
 
+def test_every_case_is_compiled(environment, tmp_path):
+    """A new case of the driver must be listed."""
+    (known,) = compiled(90, ["--list"], environment, tmp_path)
+    assert sorted(known) == sorted(cases_for(90))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "part", "parts"), [(90, part, 4) for part in range(4)] + [(at, 0, 1) for at in SHARED if at != 90]
