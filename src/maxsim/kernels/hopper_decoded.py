@@ -57,7 +57,7 @@ def _hopper_few_decoded_kernel(
     )  # fmt: skip
     gl.warp_specialize([
         (few_partition, (
-            stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES, True)),
+            stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, STAGES, True)),
         (decode_partition, (
             stream, streams, 1, c_desc, i_desc, v_desc, raw, ids, inverses, raw_full, starts, ends, d_bits, d_smem,
             full, empty, table, weights, ND, LD, TD, D, d_item, BY_TOKENS, BLOCK_LD, K, EVEN_D,

@@ -81,8 +81,8 @@ def _finish(
 @gluon.jit
 def few_partition(
     stream, given, q_col, GROUP: gl.constexpr, Q_CONSECUTIVE: gl.constexpr, Q_ALIGNED: gl.constexpr,
-    BY_TOKENS: gl.constexpr, BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, BLOCK_D: gl.constexpr,
-    STAGES: gl.constexpr, EIGHTS: gl.constexpr = False,
+    BY_TOKENS: gl.constexpr, BLOCK_LQ: gl.constexpr, BLOCK_LD: gl.constexpr, STAGES: gl.constexpr,
+    EIGHTS: gl.constexpr = False,
 ):  # fmt: skip
     """A warpgroup, of several number GROUP: scores a stream's documents against all query rows.
 
@@ -251,7 +251,6 @@ def _hopper_few_kernel(
     )  # fmt: skip
     tiles = (streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item, K, f_desc, f_smem)
     gl.warp_specialize([
-        (few_partition, (
-            stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, BLOCK_D, STAGES)),
+        (few_partition, (stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, STAGES)),
         (load_partition, (stream, tiles, 0, BY_TOKENS, True, BLOCK_LD, STAGES, False, True)),
     ], [1], [40])  # fmt: skip

@@ -59,14 +59,10 @@ def _hopper_product_kernel(
     )  # fmt: skip
     tiles = (streams, 1, d_desc, starts, ends, d_bits, d_smem, full, empty, ND, LD, TD, d_item, K, None, None)
     gl.warp_specialize([
-        (few_partition, (
-            stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES)),
-        (few_partition, (
-            stream + 1, given, q_col, 1, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES)),
-        (few_partition, (
-            stream + 2, given, q_col, 2, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES)),
-        (few_partition, (
-            stream + 3, given, q_col, 3, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, WIDTH, STAGES)),
+        (few_partition, (stream, given, q_col, 0, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, STAGES)),
+        (few_partition, (stream + 1, given, q_col, 1, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, STAGES)),
+        (few_partition, (stream + 2, given, q_col, 2, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, STAGES)),
+        (few_partition, (stream + 3, given, q_col, 3, Q_CONSECUTIVE, Q_ALIGNED, BY_TOKENS, BLOCK_LQ, BLOCK_LD, STAGES)),
         (load_partition, (stream, tiles, 0, BY_TOKENS, False, BLOCK_LD, STAGES)),
         (load_partition, (stream + 1, tiles, 1, BY_TOKENS, False, BLOCK_LD, STAGES)),
         (load_partition, (stream + 2, tiles, 2, BY_TOKENS, False, BLOCK_LD, STAGES)),
