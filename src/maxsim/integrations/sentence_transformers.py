@@ -65,9 +65,8 @@ def colbert_scores(
         ImportError: the call is left to the host, and sentence-transformers is not installed. What else is wrong with a
             call, the host's own code says.
     """
-    host = of_host(_COLBERT, "colbert_scores")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
-    return _colbert(host, *args)
+    return _colbert(of_host(_COLBERT, "colbert_scores"), *args)
 
 
 def kd_scores(
@@ -95,9 +94,8 @@ def kd_scores(
     Raises:
         ImportError: as `colbert_scores`.
     """
-    host = of_host(_COLBERT, "colbert_kd_scores")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
-    return _kd(host, *args)
+    return _kd(of_host(_COLBERT, "colbert_kd_scores"), *args)
 
 
 def pairwise_scores(
@@ -124,9 +122,8 @@ def pairwise_scores(
     Raises:
         ImportError: as `colbert_scores`.
     """
-    host = of_host(_COLBERT, "colbert_scores_pairwise")
     args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
-    return _pairwise(host, *args)
+    return _pairwise(of_host(_COLBERT, "colbert_scores_pairwise"), *args)
 
 
 def maxsim(
@@ -155,7 +152,8 @@ def maxsim(
     Raises:
         ImportError: as `colbert_scores`.
     """
-    return _maxsim(of_host(_SIMILARITY, "maxsim"), a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+    args = a, b, a_mask, b_mask, chunk_elements, length_normalize, device
+    return _maxsim(of_host(_SIMILARITY, "maxsim"), *args)
 
 
 def maxsim_pairwise(
@@ -184,8 +182,8 @@ def maxsim_pairwise(
     Raises:
         ImportError: as `colbert_scores`.
     """
-    host = of_host(_SIMILARITY, "maxsim_pairwise")
-    return _maxsim_pairwise(host, a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+    args = a, b, a_mask, b_mask, chunk_elements, length_normalize, device
+    return _maxsim_pairwise(of_host(_SIMILARITY, "maxsim_pairwise"), *args)
 
 
 def enable() -> Handle:
@@ -208,8 +206,20 @@ def disable() -> None:
 # What is replaced takes the host's function first, then the host's arguments by the host's names.
 
 
+def _in_place(name: str) -> Callable[[Callable[..., Tensor]], Host]:
+    """Makes of scores of ours, by the host's arguments, what takes the place of a function of the host."""
+
+    def made(ours: Callable[..., Tensor]) -> Host:
+        def replacement(host: Host, *args: Any, **kwargs: Any) -> Tensor:
+            return or_host(f"{_NAME}.{name}", lambda: ours(*args, **kwargs), lambda: host(*args, **kwargs))
+
+        return replacement
+
+    return made
+
+
+@_in_place("colbert_scores")
 def _colbert(
-    host: Host,
     queries_embeddings: Any,
     documents_embeddings: Any,
     queries_mask: Any = None,
@@ -217,19 +227,15 @@ def _colbert(
     chunk_elements: int | None = None,
     length_normalize: bool = False,
 ) -> Tensor:
-    def ours() -> Tensor:
-        documents = as_float(documents_embeddings)
-        groups, n, length, width = documents.shape
-        mask = None if documents_mask is None else mask_of(documents_mask).reshape(groups * n, length)
-        flat = documents.reshape(groups * n, length, width)
-        return _score(as_float(queries_embeddings), flat, queries_mask, mask, length_normalize)
-
-    args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
-    return or_host(f"{_NAME}.colbert_scores", ours, lambda: host(*args))
+    documents = as_float(documents_embeddings)
+    groups, n, length, width = documents.shape
+    mask = None if documents_mask is None else mask_of(documents_mask).reshape(groups * n, length)
+    flat = documents.reshape(groups * n, length, width)
+    return _score(as_float(queries_embeddings), flat, queries_mask, mask, length_normalize)
 
 
+@_in_place("kd_scores")
 def _kd(
-    host: Host,
     queries_embeddings: Any,
     documents_embeddings: Any,
     queries_mask: Any = None,
@@ -237,20 +243,16 @@ def _kd(
     chunk_elements: int | None = None,
     length_normalize: bool = False,
 ) -> Tensor:
-    def ours() -> Tensor:
-        documents = as_float(documents_embeddings)
-        queries = side(as_float(queries_embeddings), queries_mask)
-        keep = documents.any(-1) if documents_mask is None else mask_of(documents_mask).bool().to(documents.device)
-        query_tokens, query_keep = queries.weighed().placed(documents.device)
-        scores = score(query_tokens, documents, query_keep, keep).float().masked_fill(~keep.any(-1), EMPTY_DOCUMENT)
-        return scores / queries.counts().to(scores)[:, None] if length_normalize else scores
-
-    args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
-    return or_host(f"{_NAME}.kd_scores", ours, lambda: host(*args))
+    documents = as_float(documents_embeddings)
+    queries = side(as_float(queries_embeddings), queries_mask)
+    keep = documents.any(-1) if documents_mask is None else mask_of(documents_mask).bool().to(documents.device)
+    query_tokens, query_keep = queries.weighed().placed(documents.device)
+    scores = score(query_tokens, documents, query_keep, keep).float().masked_fill(~keep.any(-1), EMPTY_DOCUMENT)
+    return scores / queries.counts().to(scores)[:, None] if length_normalize else scores
 
 
+@_in_place("pairwise_scores")
 def _pairwise(
-    host: Host,
     queries_embeddings: Any,
     documents_embeddings: Any,
     queries_mask: Any = None,
@@ -258,16 +260,12 @@ def _pairwise(
     chunk_elements: int | None = None,
     length_normalize: bool = False,
 ) -> Tensor:
-    def ours() -> Tensor:
-        sides = queries_embeddings, documents_embeddings, queries_mask, documents_mask
-        return _score(*sides, length_normalize, pairs=True)
-
-    args = queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize
-    return or_host(f"{_NAME}.pairwise_scores", ours, lambda: host(*args))
+    sides = queries_embeddings, documents_embeddings, queries_mask, documents_mask
+    return _score(*sides, length_normalize, pairs=True)
 
 
+@_in_place("maxsim")
 def _maxsim(
-    host: Host,
     a: Any,
     b: Any,
     a_mask: Any = None,
@@ -276,15 +274,11 @@ def _maxsim(
     length_normalize: bool = False,
     device: Any = None,
 ) -> Tensor:
-    def ours() -> Tensor:
-        return _score(a, b, a_mask, b_mask, length_normalize, device)
-
-    args = a, b, a_mask, b_mask, chunk_elements, length_normalize, device
-    return or_host(f"{_NAME}.maxsim", ours, lambda: host(*args))
+    return _score(a, b, a_mask, b_mask, length_normalize, device)
 
 
+@_in_place("maxsim_pairwise")
 def _maxsim_pairwise(
-    host: Host,
     a: Any,
     b: Any,
     a_mask: Any = None,
@@ -293,22 +287,20 @@ def _maxsim_pairwise(
     length_normalize: bool = False,
     device: Any = None,
 ) -> Tensor:
-    def ours() -> Tensor:
-        return _score(a, b, a_mask, b_mask, length_normalize, device, pairs=True)
-
-    args = a, b, a_mask, b_mask, chunk_elements, length_normalize, device
-    return or_host(f"{_NAME}.maxsim_pairwise", ours, lambda: host(*args))
+    return _score(a, b, a_mask, b_mask, length_normalize, device, pairs=True)
 
 
-def _documents_chunk(host: Host, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
-    """What every path of the host comes to, of one chunk: reached by references that were taken before `enable()`."""
-    args = a, b, a_mask, b_mask
-    return or_host(f"{_NAME}.chunk", lambda: _padded(score, *args), lambda: host(*args))
+# What every path of the host comes to, of one chunk: reached by references that were taken before `enable()`.
 
 
-def _pairs_chunk(host: Host, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
-    args = a, b, a_mask, b_mask
-    return or_host(f"{_NAME}.chunk_pairwise", lambda: _padded(score_pairs, *args), lambda: host(*args))
+@_in_place("chunk")
+def _documents_chunk(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
+    return _padded(score, a, b, a_mask, b_mask)
+
+
+@_in_place("chunk_pairwise")
+def _pairs_chunk(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
+    return _padded(score_pairs, a, b, a_mask, b_mask)
 
 
 def _padded(form: Host, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
