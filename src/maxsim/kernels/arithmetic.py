@@ -34,6 +34,7 @@ def ordered(x):
 
 @triton.jit
 def unordered(key, dtype: tl.constexpr):
+    """What `ordered` made it of."""
     if dtype == tl.float32:
         key = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
     return key
@@ -51,13 +52,15 @@ def column_maximum(x):
 
 @triton.jit
 def power(largest):
-    """The power of two that rows are scaled by, whose largest elements these are."""
+    """The power of two that rows are scaled by, whose largest elements these are: they become 2^13 to 2^14, in the
+    middle of float16's range."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     return (tl.minimum(tl.maximum(267 - exponent, 1), 253) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def inverse(factor):
+    """Of a power of two."""
     return ((254 << 23) - factor.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
@@ -71,9 +74,9 @@ def split(x, factor):
 
 @triton.jit
 def bounded(scale):
-    """Scales of slices of rows; NaN of those with 2^97 or more, whose sums might leave float32's range and return: so
-    they are lost."""
-    return tl.where(scale < 19342813113834066795298816.0, scale, float("nan"))
+    """Scales of slices of rows (`halves`); NaN, so that they are lost, of those with elements of 2^97 or more: sums of
+    such slices might leave float32's range and return."""
+    return tl.where(scale < 19342813113834066795298816.0, scale, float("nan"))  # 2^84
 
 
 @triton.jit

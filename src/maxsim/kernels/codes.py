@@ -10,7 +10,7 @@ import triton.language as tl
 from .arithmetic import INTERPRETED
 from .configs import power_of_two
 from .launches import Launch, OfCodes, Repeatable
-from .sides import Side, base, span
+from .sides import ONE_GROUP, Side, base, span
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _encode_kernel(
         i = slot - n * LQ
         start, length = span(n, starts, ends, LQ, TQ)
         there = i < length
-        q_at = q_ptr + base(n, start, starts, 2147483647, 0, q_item, q_row) + i * q_row
+        q_at = q_ptr + base(n, start, starts, ONE_GROUP, 0, q_item, q_row) + i * q_row
         if starts is not None:
             tl.store(new_starts + n, slot, mask=i == 0)
             tl.store(new_ends + n, slot + length, mask=i == 0)

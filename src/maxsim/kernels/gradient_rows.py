@@ -38,6 +38,16 @@ def _chunk_of_row(live, first, some, low, high, pair_offsets):
     return mine, within & (begin < first), within & (end > first + some)
 
 
+@triton.jit
+def _through_norm(total, won, x):
+    """Gradients of unit vectors x / |x| → of x: what points along x is taken out, the rest is divided by |x|. A row
+    that won nothing is 0, whatever it holds."""
+    norm = tl.maximum(tl.sqrt_rn(tl.sum(x * x, 1)), 1e-12)[:, None]
+    x = x / norm
+    projected = (total - tl.sum(total * x, 1)[:, None] * x) / norm
+    return tl.where(won[:, None], projected, 0.0)
+
+
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
 def _gradient_kernel(
     out, pieces, carried, marks, winners, grad, order, counters, pairs, pair_order, pair_offsets, q_ptr, d_ptr,
@@ -218,7 +228,6 @@ def _gradient_kernel(
         tl.store(carried + to_row + D, won.to(tl.float32), mask=unfinished)
         mine = mine & (unfinished == 0)
     if NORMALIZE:
-        # through x / |x|: what points along x is taken out, the rest is divided by |x|
         if OF_QUERIES:
             at = own_row * q_row
             if q_starts is None:
@@ -237,10 +246,7 @@ def _gradient_kernel(
                     at += (doc // K) * d_group + (doc % K) * d_item
             x_ptrs = d_ptr + at[:, None] + d[None, :].to(tl.int64) * d_col
         x = tl.load(x_ptrs, mask=mine[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-        norm = tl.maximum(tl.sqrt_rn(tl.sum(x * x, 1)), 1e-12)[:, None]
-        x = x / norm
-        projected = (total - tl.sum(total * x, 1)[:, None] * x) / norm
-        total = tl.where(won[:, None], projected, 0.0)  # a row that won nothing is 0, whatever it holds
+        total = _through_norm(total, won, x)
     to_ptrs = out + (first_row + own_row)[:, None] * D + d[None, :]
     tl.store(to_ptrs, total.to(out.dtype.element_ty), mask=mine[:, None] & (d < D)[None, :])
 

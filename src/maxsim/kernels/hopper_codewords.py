@@ -95,7 +95,7 @@ def _halved(x, n: gl.constexpr):
 @gluon.jit
 def tokens_of(codes, address, one, layout: gl.constexpr, dtype: gl.constexpr):
     """Tokens [64, 128] as an operand in registers, from a tile of codes in shared memory, int32 [64, 4], and where the
-    table lies. one: 1, which no compiler may know."""
+    table lies. one: the number 1, of which the compiler must not know that it is."""
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
     low, high = gl.split(gl.permute(gl.reshape(codes.load(CODES), [64, 2, 2]), (0, 2, 1)))
     word0, word1 = gl.split(low)

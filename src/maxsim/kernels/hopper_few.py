@@ -31,14 +31,13 @@ from .gluon_names import (
 from .hopper_codewords import tokens_of
 from .hopper_halves import halves_in_registers, of_registers, store_halves, token_of
 from .hopper_load import begin, load_partition
-from .hopper_maxima import lowest, maximum
+from .hopper_maxima import NOWHERE, lowest, maximum
 from .hopper_stream import RUN_TIME, TABLES, cut, enter, fetch, next_kept, segment, tile_from
 from .hopper_tile import keep_queries, pair_sums, query_tokens, settled, store_winner
 from .spans import NO_GAP
 
 ordered = gluon.jit(arithmetic.ordered.fn)
 unordered = gluon.jit(arithmetic.unordered.fn)
-NOWHERE = gl.constexpr(2147483647)
 
 
 @gluon.jit
@@ -57,7 +56,7 @@ def _finish(
         # of equal values the lowest row: it is turned round in the low half of the key
         key = gl.max((ordered(best).to(gl.int64) << 32) | (NOWHERE - row).to(gl.int64), 0)
         value = unordered((key >> 32).to(gl.int32), best.dtype)
-        winner = NOWHERE - (key & 0x7FFFFFFF).to(gl.int32)
+        winner = NOWHERE - (key & NOWHERE).to(gl.int32)
         winner = gl.where(winner == NOWHERE, first, winner)  # −inf everywhere: the first
         slot = doc.to(gl.int64) * winner_columns + column
         store_winner(winners_ptr, slot, value, winner, doc, first, empty, valid, bases, gaps, d_item, TD, MASKED)

@@ -15,6 +15,7 @@ lowest = arithmetic.lowest
 maximum = gluon.jit(arithmetic.maximum.fn)
 
 ROWS = gl.constexpr(128)  # query rows of a warpgroup
+NOWHERE = gl.constexpr(2147483647)  # in place of no winner: beyond every row
 SUB = gl.constexpr(32)  # columns that a document's end touches; a word of a mask
 # [128, 4]: what each thread keeps of an accumulator after the maximum over its own columns
 LANES = gl.constexpr(
@@ -194,7 +195,7 @@ def _larger(value, row):
 
 @gluon.jit
 def winner(best, best_low, held, first):
-    """The largest similarity of each query row, and the first document row that has it, if any."""
+    """The largest similarity of each query row, and the first document row that has it, NOWHERE if none."""
     if best.dtype == gl.float32:
         best = best + 0.0  # as it is held
     lane = best_low + gl.arange(0, 4, layout=gl.SliceLayout(0, LANES))[None, :] * 2
@@ -202,7 +203,7 @@ def winner(best, best_low, held, first):
         WHICH, "=r" + ",r" * 9, held + (best, first - lane), dtype=gl.int32, is_pure=True, pack=1
     )
     row = lane + at
-    row = gl.where(best_low < 0, 2147483647, row)
+    row = gl.where(best_low < 0, NOWHERE, row)
     best, row = _larger(_halfway(best), _halfway(row))
     best, row = _larger(gl.convert_layout(best, ALONE), gl.convert_layout(row, ALONE))
     alone: gl.constexpr = gl.SliceLayout(1, ALONE)

@@ -34,14 +34,15 @@ def fetch(doc, last, starts, ends):
 
 @gluon.jit
 def clamped(row, TD):
+    """A row of the buffer of documents, whatever offsets say."""
     return min(max(row, 0), TD).to(gl.int32)
 
 
 @gluon.jit
 def enter(doc, last, start, end, starts, ends, LD, d_item, TD, edges=None, CONSECUTIVE: gl.constexpr = False):
     """Row of a document's first token, and one past the last, from what was fetched of it; and what is fetched of the
-    next one. edges: from `edges_of`. CONSECUTIVE: a document begins where the one before it ends; start comes and goes
-    `clamped`."""
+    next one. edges: from `edges_of`. CONSECUTIVE: a document begins where the one before it ends, so `start` is not
+    fetched: it comes, and is returned for the next one, as a row (`clamped`)."""
     if starts is None:
         first = doc * d_item
         past = first + LD

@@ -7,7 +7,7 @@ a query of 32 tokens leaves no warp.
 from __future__ import annotations
 
 from .gluon_names import gl, gluon
-from .hopper_maxima import ALONE, ROWS, largest, lowest, maximum, winner
+from .hopper_maxima import ALONE, NOWHERE, ROWS, largest, lowest, maximum, winner
 from .hopper_zero import or_zero, zero_wins
 
 # [128, 2, 2, 2, 2]: of four documents, with a bit of the document in place of a bit of the lane
@@ -228,7 +228,7 @@ def finish(
         value = largest(best)
     else:
         value, row = winner(best, best_low, held, first)
-        row = gl.where(row == 2147483647, first, row)  # −inf everywhere: the first
+        row = gl.where(row == NOWHERE, first, row)  # −inf everywhere: the first
         slot = doc.to(gl.int64) * winner_columns + column
         store_winner(winners_ptr, slot, value, row, doc, first, empty, valid, bases, gaps, d_item, TD, MASKED)
     value = settled(value, doc, empty, q_scale, scales, gaps)

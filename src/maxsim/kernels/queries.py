@@ -11,7 +11,7 @@ from torch import Tensor
 from .arithmetic import maximum
 from .configs import power_of_two
 from .launches import Launch
-from .sides import Side, base, span
+from .sides import ONE_GROUP, Side, base, span
 
 
 def tiled(length: int, count: int, rows: int) -> tuple[int, int, int]:
@@ -27,7 +27,7 @@ def _kept_rows_kernel(mask_ptr, starts, ends, rows_ptr, kept_ptr, LQ, TQ, m_item
     n = tl.program_id(0).to(tl.int64)
     start, length = span(n, starts, ends, LQ, TQ)
     column = start if CONSECUTIVE else n * LQ
-    mask_ptr += base(n, start, starts, 2147483647, 0, m_item, m_row)
+    mask_ptr += base(n, start, starts, ONE_GROUP, 0, m_item, m_row)
     position = tl.arange(0, 1024)
     kept = tl.zeros([1], tl.int32)
     for low in range(0, length, 1024):

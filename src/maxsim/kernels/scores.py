@@ -22,7 +22,7 @@ import triton.language as tl
 from .arithmetic import column_maximum, halves, inverse, lowest, maximum, ordered, power, similarities, split, unordered
 from .decoding import decoded
 from .lost import any_lost
-from .sides import base, columns_of, span, squares_of
+from .sides import ONE_GROUP, base, columns_of, span, squares_of
 from .spans import kept_span
 
 CODES = ("q_scales", "scales", "factors")
@@ -254,7 +254,7 @@ def _scores_kernel(
     live = NQ > 0
     if q_starts is not None:  # where offsets are on the card, the longest query is a guess
         live = tl.max(valid.to(tl.int32), 0) > 0
-    q_base = base(safe_n, q_start, q_starts, 2147483647, 0, q_item, q_row) + q_index * q_row
+    q_base = base(safe_n, q_start, q_starts, ONE_GROUP, 0, q_item, q_row) + q_index * q_row
     d = tl.arange(0, BLOCK_D)
     q_at = q_ptr + q_base
     q_ptrs = q_at[:, None] + d[None, :].to(tl.int64) * q_col

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .decoding import Decoder
 
+ONE_GROUP = tl.constexpr(2147483647)  # `per_group` of items that all are in one
+
 
 class Side(NamedTuple):
     """Queries or documents: raw tensors and integers. Strides count elements."""
