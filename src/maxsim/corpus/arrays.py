@@ -159,7 +159,7 @@ def _cut(path: Path, blocks: Iterator[Any], lengths: list[int] | None) -> Iterat
     if padded and lengths is not None and count < len(lengths):
         raise FileError(f"{path}: {len(lengths)} lengths, {count} documents")
     while need == 0:  # empty documents behind the last token
-        yield torch.empty(0, held[0].shape[1]) if held else torch.empty(0, 0)
+        yield torch.empty(0, held[0].shape[1] if held else 0, dtype=torch.float32, device="cpu")
         need = next(wanted, None)
     if need is not None or have:
         what = "end before the documents do" if need is not None else f"go on for {have} after the last document"

@@ -83,7 +83,7 @@ def _write_lines(documents: Iterator[sql.Held], path: Path) -> tuple[list[Id], T
             file.write(lines.line(id, text, metadata))
             ids.append(id)
             positions.append(position)
-    return ids, torch.tensor(positions, dtype=torch.int64)
+    return ids, torch.tensor(positions, dtype=torch.int64, device="cpu")
 
 
 def _write_embeddings(path: Path, kind: str, snapshot: Snapshot, ids: list[Id], positions: Tensor) -> None:

@@ -277,7 +277,7 @@ class Reader:
                 positions = set(found) if positions is None else positions.intersection(found)
         if positions is None:
             return Selection(snapshot, [(segment, segment.kept) for segment in snapshot.segments])
-        chosen = torch.tensor(sorted(positions), dtype=torch.int64)
+        chosen = torch.tensor(sorted(positions), dtype=torch.int64, device="cpu")
         return Selection(snapshot, list(snapshot.places(chosen)))
 
     def locate(self, ids: Iterable[Id]) -> tuple[Selection, list[int]]:
@@ -292,7 +292,7 @@ class Reader:
         with self._catalogue.reading() as db:
             snapshot = self._refresh(db)
             positions = [sql.position_of(db, id) for id in ids]
-        chosen = torch.tensor(sorted(set(positions)), dtype=torch.int64)
+        chosen = torch.tensor(sorted(set(positions)), dtype=torch.int64, device="cpu")
         return Selection(snapshot, list(snapshot.places(chosen))), positions
 
     def ids_at(self, positions: Iterable[int]) -> dict[int, Id]:

@@ -88,7 +88,7 @@ class Segment:
         Raises:
             CorpusError: a position that it does not hold.
         """
-        places = torch.as_tensor(positions, dtype=torch.int64)
+        places = torch.as_tensor(positions, dtype=torch.int64, device="cpu")
         if self.positions is None:
             found = places - self.record.first
             wrong = (found < 0) | (found >= self.record.documents)
@@ -105,14 +105,14 @@ class Segment:
     def positions_of(self, rows: Tensor | None) -> Tensor:
         """Positions of rows, None = of all, int64."""
         if rows is None:
-            rows = torch.arange(self.record.documents)
+            rows = torch.arange(self.record.documents, device="cpu")
         return rows + self.record.first if self.positions is None else self.positions[rows]
 
     def without(self, record: SegmentRecord, deleted: Sequence[int]) -> Segment:
         """As another record has it, with `kept` for these deleted positions."""
         if not deleted:
             return replace(self, record=record, kept=None)
-        kept = torch.ones(record.documents, dtype=torch.bool)
+        kept = torch.ones(record.documents, dtype=torch.bool, device="cpu")
         kept[self.rows(deleted)] = False
         return replace(self, record=record, kept=kept.nonzero().flatten())
 

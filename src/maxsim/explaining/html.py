@@ -163,7 +163,7 @@ def _numbers(of: Explanation) -> dict[str, Any]:
 def _shades(similarities: Tensor) -> tuple[float, float, Tensor]:
     real = similarities.isfinite()
     if not real.any():
-        return 0.0, 0.0, torch.zeros(similarities.shape, dtype=torch.uint8)
+        return 0.0, 0.0, torch.zeros(similarities.shape, dtype=torch.uint8, device="cpu")
     low, high = float(similarities[real].min()), float(similarities[real].max())
     scaled = (similarities.double() - low) / max(high - low, 1e-30) * 254 + 1
     shades = torch.where(real, scaled.round().nan_to_num(0.0), 0.0).to(torch.uint8)

@@ -174,6 +174,6 @@ class Pipe:
 def _host(size: int, device: torch.device) -> Tensor:
     """Page-locked, where a GPU copies from it: with that GPU current, since another would be started for it."""
     if device.type != "cuda":
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     with torch.cuda.device(device):
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
