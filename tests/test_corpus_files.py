@@ -44,6 +44,12 @@ FORMS = {
         path, embeddings=TOKENS.numpy().astype(np.float16), lengths=np.array(LENGTHS), ids=np.array(IDS)
     ),
     "padded.npz": lambda path: np.savez(path, embeddings=PADDED.numpy(), lengths=np.array(LENGTHS), ids=np.array(IDS)),
+    "fortran.npz": lambda path: np.savez(
+        path, tokens=np.asfortranarray(TOKENS.numpy()), lengths=np.array(LENGTHS), ids=np.array(IDS)
+    ),
+    "padded in fortran order.npz": lambda path: np.savez(
+        path, embeddings=np.asfortranarray(PADDED.numpy()), mask=MASK.numpy(), ids=np.array(IDS)
+    ),
     "named.npz": lambda path: np.savez(path, **{id: d.numpy() for id, d in zip(IDS, DOCUMENTS, strict=True)}),
     "packed.pt": lambda path: torch.save({"tokens": TOKENS, "lengths": torch.tensor(LENGTHS)}, path),
     "list.pt": lambda path: torch.save(DOCUMENTS, path),
@@ -106,7 +112,7 @@ def test_parquet(tmp_path, kind):
     outer = pa.large_list(inner) if kind == "large" else pa.list_(inner)
     table = pa.table(
         {
-            "id": pa.array(IDS),
+            "_id" if kind == "large" else "id": pa.array(IDS),
             "embeddings": pa.array([d.tolist() for d in DOCUMENTS], outer),
             "text": pa.array(["x", None, "y", "z", "", "w"]),
             "year": pa.array([1, 2, None, 4, 5, 6]),

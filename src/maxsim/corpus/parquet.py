@@ -38,7 +38,7 @@ def read(path: Path) -> Iterator[Row]:
         column = next((each for each in COLUMNS if each in names), None)
         if column is None:
             raise FileError(f"{path}: expected a column named {' or '.join(COLUMNS)}, got {names}")
-        id_name = next((each for each in ("id", "ids") if each in names), None)
+        id_name = next((each for each in ("id", "ids", "_id") if each in names), None)
         others = [each for each in names if each not in (column, id_name, "text")]
         for batch in batches:
             batch.validate(full=True)  # offsets of lists, which nothing else looks at
