@@ -100,7 +100,7 @@ class Reader:
     """An open corpus, read only."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the same folder wherever the process goes
         self._folder = self.path / "segments"
         self._catalogue = Catalogue(self.path)
         self._lock = threading.Lock()

@@ -92,7 +92,7 @@ class Corpus(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies, and what other processes are sent, are handles of their own on the same folder."""
-        return type(self), (self.path.absolute(), self.device, self.home, self.shard)
+        return type(self), (self.path, self.device, self.home, self.shard)
 
     @property
     def home(self) -> str:

@@ -151,7 +151,11 @@ class Pipe:
 
     def _prepare(self, n: int) -> None:
         """Has the thread bring segment n into the host's buffer."""
-        self._read = self._reader.submit(self._bring, n)
+        try:
+            self._read = self._reader.submit(self._bring, n)
+        except RuntimeError:  # no thread is to be had, as where the main one has ended
+            self._read = Future()
+            self._read.set_result(self._bring(n))
 
     def _bring(self, n: int) -> Tensor:
         if self._image is not None:
