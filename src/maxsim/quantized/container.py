@@ -205,7 +205,12 @@ class Quantized:
 
         Args:
             dtype: any float dtype; each value is computed in float32 and rounded to it once.
+
+        Raises:
+            TypeError: another dtype.
         """
+        if not dtype.is_floating_point:
+            raise TypeError(f"dtype must be one of floats, got {dtype}")
         if self.starts is None:
             N, L, _ = self.codes.shape
             return self._tokens(dtype).view(N, L, self.width)
