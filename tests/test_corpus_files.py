@@ -130,10 +130,30 @@ def test_parquet(tmp_path, kind):
     parquet.write_table(bad, tmp_path / "bad.parquet")
     with pytest.raises(ValueError, match=r"bad.parquet: column 'embeddings' holds tokens of widths \[1, 8\]"):
         corpus.add_file(tmp_path / "bad.parquet")
-    parquet.write_table(pa.table({"vector": [[1.0]]}), tmp_path / "none.parquet")
+    parquet.write_table(pa.table({"mean": [[1.0]]}), tmp_path / "none.parquet")
     with pytest.raises(ValueError, match="expected a column named embeddings or"):
         corpus.add_file(tmp_path / "none.parquet")
     assert len(corpus) == 6
+
+
+def test_parquet_of_tensors(tmp_path):
+    """As Arrow's own type of tensors has them, and LanceDB's tables of several vectors."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    corpus = Corpus.create(tmp_path / "store", 8)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(PADDED.numpy())
+    vectors = pa.array([d.tolist() for d in DOCUMENTS], pa.list_(pa.list_(pa.float32(), 8)))
+    parquet.write_table(pa.table({"embedding": tensors, "id": range(6)}), tmp_path / "tensors.parquet")
+    parquet.write_table(pa.table({"vector": vectors, "id": IDS}), tmp_path / "lance.parquet")
+    assert corpus.add_file(tmp_path / "tensors.parquet") == corpus.add_file(tmp_path / "lance.parquet") == 6
+    for i, id in enumerate(IDS):
+        assert torch.equal(corpus.get(i).embeddings, PADDED[i].half())
+        assert torch.equal(corpus.get(id).embeddings, DOCUMENTS[i].half())
+    nulls = pa.ExtensionArray.from_storage(tensors.type, pa.array([None] * 2, tensors.type.storage_type))
+    for wrong in (nulls, pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 3, 8), np.int32))):
+        parquet.write_table(pa.table({"embedding": wrong}), tmp_path / "wrong.parquet")
+        with pytest.raises(ValueError, match=r"wrong.parquet: column 'embedding' (holds nulls|must hold lists)"):
+            corpus.add_file(tmp_path / "wrong.parquet")
 
 
 def test_parquet_that_cannot_be_read(tmp_path, monkeypatch):

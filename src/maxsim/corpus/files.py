@@ -5,8 +5,9 @@
                               [N, L] of 0 and 1; `ids` [N] perhaps; without these names one array [L, D] a document,
                               named by its id. A .pt file may also hold a list of [L, D], alone or as `embeddings`
     .npy                      [N, L, D]; in a folder also [L, D], one document
-    .parquet                  a column `embeddings` (or `embedding`, `tokens`, `vectors`) of lists of lists of floats,
-                              `id`, `ids` or `_id`, `text`; other columns become metadata
+    .parquet                  a column `embeddings` (or `embedding`, `tokens`, `vectors`, `vector`) of lists of lists of
+                              floats, or of tensors [L, D]; `id`, `ids` or `_id`, `text`; other columns become
+                              metadata
 
 Ids, texts and metadata may also stand in JSON lines beside a file (`lines`). Documents without ids are named
 "file:number", from 1. Of a folder all such files below it are read, in the order of their paths, which stand in these
