@@ -58,7 +58,7 @@ SAME_LEVEL = {
 ALONE = {
     "reference": set(),
     "kernels": {"kernels"},
-    "corpus": {"corpus", "errors", "jsonlines", "packed", "quantized", "quantizing"},
+    "corpus": {"corpus", "devices", "errors", "jsonlines", "packed", "quantized", "quantizing"},
     "errors": set(),
     "quantized": {"quantized", "packed"},
 }
@@ -144,6 +144,22 @@ def test_no_autotuner_and_no_float_atomics():
             text = path.read_text()
             assert "triton.autotune" not in text, name
             assert "atomic_add" not in text or name == "kernels/lists", name  # whose counters are integers
+
+
+FLOATS = {"empty", "full", "ones", "rand", "randn", "zeros"}  # of the default dtype, unless told
+PLACED = {"arange", "as_tensor", "randint", "randperm", "tensor", *FLOATS}
+
+
+def test_tensors_are_made_where_they_are_used():
+    """Neither PyTorch's default device nor its default dtype, which users change, says what is made."""
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())) if room(name) != "bench" else ():
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PLACED):
+                continue
+            if isinstance(node.func.value, ast.Name) and node.func.value.id == "torch":
+                given, where = {each.arg for each in node.keywords}, f"{name}:{node.lineno}"
+                assert "device" in given, f"{where}: torch.{node.func.attr} without device="
+                assert "dtype" in given or node.func.attr not in FLOATS, f"{where}: no dtype="
 
 
 @pytest.mark.parametrize("name", FILES)

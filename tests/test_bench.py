@@ -670,6 +670,7 @@ def test_a_problem_of_ones_own_is_measured_and_drawn(tmp_path, capsys):
         (["--queries", "2x3", "--documents", "5x7", "--dtype", "int4"], "dtype must be one of float16"),
         (["--queries", "2x3", "--documents", "5x7", "--pairs"], "pairs need as many queries as documents"),
         (["host", "--plot", "times.pdf"], "--plot writes .png or .svg, got times.pdf"),
+        (["host", "--plot", "nowhere/times.png"], "no folder nowhere for the plot"),
     ],
 )
 def test_problems_that_are_none_are_usage_errors(capsys, arguments, message):

@@ -29,9 +29,7 @@ def program(*arguments, pause=None, **options):
         [sys.executable, *start, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        **options,
+        **{"text": True, "encoding": "utf-8", **options},
     )
 
 
@@ -45,6 +43,21 @@ def test_python_m_maxsim(tmp_path, environment):
         out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
     assert err == f"maxsim: {tmp_path} is not a corpus: it has no catalogue.sqlite\n"
+
+
+def test_an_output_that_lacks_characters(tmp_path, environment):
+    """As pipes and older terminals of Windows are."""
+    Corpus.create(tmp_path / "über 🙂", DIM).add([1], [torch.ones(1, DIM)])
+    environment["PYTHONIOENCODING"] = "cp1252"
+    told = []
+    for arguments in (["check"], ["delete", "--json"]):
+        ids = ["1"] if "delete" in arguments else []
+        with program(*arguments, "über 🙂", *ids, env=environment, cwd=tmp_path, encoding="cp1252") as process:
+            out, err = process.communicate()
+        assert (process.returncode, err) == (0, "")
+        told.append(out)
+    assert told[0] == "über ? is sound\n"
+    assert json.loads(told[1])["corpus"] == "über 🙂"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")

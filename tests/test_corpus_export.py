@@ -142,7 +142,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
     (tmp_path / "x.jsonl").touch()
     with pytest.raises(FileExistsError, match=r"x\.jsonl is there already"):
         corpus.export(tmp_path / "x.npz")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
         corpus.export(tmp_path / "none" / "x.npz")
     corpus.update(["h"], metadata=[{"id": 3}])
     with pytest.raises(ValueError, match="metadata of document 'h' have a field 'id'"):

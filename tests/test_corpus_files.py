@@ -44,6 +44,12 @@ FORMS = {
         path, embeddings=TOKENS.numpy().astype(np.float16), lengths=np.array(LENGTHS), ids=np.array(IDS)
     ),
     "padded.npz": lambda path: np.savez(path, embeddings=PADDED.numpy(), lengths=np.array(LENGTHS), ids=np.array(IDS)),
+    "fortran.npz": lambda path: np.savez(
+        path, tokens=np.asfortranarray(TOKENS.numpy()), lengths=np.array(LENGTHS), ids=np.array(IDS)
+    ),
+    "padded in fortran order.npz": lambda path: np.savez(
+        path, embeddings=np.asfortranarray(PADDED.numpy()), mask=MASK.numpy(), ids=np.array(IDS)
+    ),
     "named.npz": lambda path: np.savez(path, **{id: d.numpy() for id, d in zip(IDS, DOCUMENTS, strict=True)}),
     "packed.pt": lambda path: torch.save({"tokens": TOKENS, "lengths": torch.tensor(LENGTHS)}, path),
     "list.pt": lambda path: torch.save(DOCUMENTS, path),
@@ -106,7 +112,7 @@ def test_parquet(tmp_path, kind):
     outer = pa.large_list(inner) if kind == "large" else pa.list_(inner)
     table = pa.table(
         {
-            "id": pa.array(IDS),
+            "_id" if kind == "large" else "id": pa.array(IDS),
             "embeddings": pa.array([d.tolist() for d in DOCUMENTS], outer),
             "text": pa.array(["x", None, "y", "z", "", "w"]),
             "year": pa.array([1, 2, None, 4, 5, 6]),
@@ -124,10 +130,30 @@ def test_parquet(tmp_path, kind):
     parquet.write_table(bad, tmp_path / "bad.parquet")
     with pytest.raises(ValueError, match=r"bad.parquet: column 'embeddings' holds tokens of widths \[1, 8\]"):
         corpus.add_file(tmp_path / "bad.parquet")
-    parquet.write_table(pa.table({"vector": [[1.0]]}), tmp_path / "none.parquet")
+    parquet.write_table(pa.table({"mean": [[1.0]]}), tmp_path / "none.parquet")
     with pytest.raises(ValueError, match="expected a column named embeddings or"):
         corpus.add_file(tmp_path / "none.parquet")
     assert len(corpus) == 6
+
+
+def test_parquet_of_tensors(tmp_path):
+    """As Arrow's own type of tensors has them, and LanceDB's tables of several vectors."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    corpus = Corpus.create(tmp_path / "store", 8)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(PADDED.numpy())
+    vectors = pa.array([d.tolist() for d in DOCUMENTS], pa.list_(pa.list_(pa.float32(), 8)))
+    parquet.write_table(pa.table({"embedding": tensors, "id": range(6)}), tmp_path / "tensors.parquet")
+    parquet.write_table(pa.table({"vector": vectors, "id": IDS}), tmp_path / "lance.parquet")
+    assert corpus.add_file(tmp_path / "tensors.parquet") == corpus.add_file(tmp_path / "lance.parquet") == 6
+    for i, id in enumerate(IDS):
+        assert torch.equal(corpus.get(i).embeddings, PADDED[i].half())
+        assert torch.equal(corpus.get(id).embeddings, DOCUMENTS[i].half())
+    nulls = pa.ExtensionArray.from_storage(tensors.type, pa.array([None] * 2, tensors.type.storage_type))
+    for wrong in (nulls, pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 3, 8), np.int32))):
+        parquet.write_table(pa.table({"embedding": wrong}), tmp_path / "wrong.parquet")
+        with pytest.raises(ValueError, match=r"wrong.parquet: column 'embedding' (holds nulls|must hold lists)"):
+            corpus.add_file(tmp_path / "wrong.parquet")
 
 
 def test_parquet_that_cannot_be_read(tmp_path, monkeypatch):

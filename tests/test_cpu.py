@@ -245,6 +245,28 @@ def test_an_error_in_a_job_comes_out_and_stops_the_others() -> None:
     assert sorted(done)[:5] == [-4, -3, -2, -1, 0]
 
 
+@pytest.mark.parametrize("most", [0, 2])
+def test_where_no_thread_can_be_started(monkeypatch, most) -> None:
+    queries, documents = torch.randn(4, 32, 64), torch.randn(100, 200, 64)
+    expected = at(1, maxsim.score, queries, documents)
+    cpu_threads._forget()
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(started) == most:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert torch.equal(at(4, maxsim.score, queries, documents), expected)
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert torch.equal(at(4, maxsim.score, queries, documents), expected)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of every fork beside threads
 def test_a_forked_child_starts_its_own_threads() -> None:

@@ -291,6 +291,9 @@ def test_what_is_refused(options, error):
     for tokens in (["a", (0, 1, 2)], ["a", (0.5, 1)]):
         with pytest.raises(TypeError, match="must be places"):
             maxsim.explain(torch.ones(2, 4), torch.ones(2, 4), query_tokens=tokens, query_text="abc")
+    for tokens in ([7, 8], [None, "a"], [b"a", b"b"], torch.tensor([7, 8])):
+        with pytest.raises(TypeError, match=r"query_tokens must be names \(str\) or places .* got .* at 0"):
+            maxsim.explain(torch.ones(2, 4), torch.ones(2, 4), query_tokens=tokens)
     with pytest.raises(ValueError, match="at least one explanation"):
         page([])
 
@@ -303,6 +306,14 @@ def test_a_page_is_of_one_query():
     assert page([a, a]).count('class="hit"') == 2
     with pytest.raises(ValueError, match="of one query"):
         page([a, b])
+
+
+def test_half_a_character(tmp_path):
+    """Of names that are no Unicode text the page shows what there is."""
+    found = maxsim.explain(randn(2, 8), randn(2, 8), query_tokens=["\ud83d", "a"], document_tokens=["Ġb", "\udc00"])
+    found.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count("\N{REPLACEMENT CHARACTER}") >= 2
+    assert found.matches[0].query == "\ud83d"
 
 
 def test_a_page_escapes_and_loads_nothing(tmp_path):

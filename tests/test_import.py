@@ -159,6 +159,32 @@ assert torch.cat(list(loader)).tolist() == [0, 16, 32, 48]
     run(script, environment)
 
 
+def test_after_the_main_thread_has_ended(environment, tmp_path):
+    """Python then starts no more work in its pools of threads; other threads, and what runs at exit, still score."""
+    script = f"""
+import atexit, threading, torch, maxsim
+from maxsim.search.streaming import Streamed
+torch.set_num_threads(2)
+queries, documents = torch.randn(4, 8, 16), torch.randn(300, 40, 16)
+expected = maxsim.score(queries, documents)
+corpus = maxsim.Corpus.create({str(tmp_path / "store")!r}, 16, "float32")
+corpus.add(range(300), documents)
+corpus.place = Streamed(torch.device("cpu"), (0, 1), False)
+hits = corpus.search(queries, 3)
+
+def late():
+    threading.main_thread().join()
+    q = queries.clone().requires_grad_()
+    scores = maxsim.score(q, documents)
+    scores.sum().backward()
+    print(torch.equal(scores, expected), corpus.search(queries, 3) == hits, torch.get_num_threads())
+
+atexit.register(lambda: print(torch.equal(maxsim.score(queries, documents), expected)))
+threading.Thread(target=late).start()
+"""
+    assert run(script, environment).split() == ["True", "True", "2", "True"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX paths")
 def test_no_compiler_and_no_writable_home(environment, tmp_path):
     """Case 91: nothing is built at import or at the first score on a CPU."""

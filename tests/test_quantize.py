@@ -343,3 +343,5 @@ def test_what_it_says_of_itself():
     assert "6 documents, int8 [6, 4, 8] for width 8, 10 bytes a token" in repr(made)
     assert made.to("cpu") is made
     assert isinstance(made, Quantized)
+    with pytest.raises(TypeError, match=r"dtype must be one of floats, got torch\.int8"):
+        made.dequantize(torch.int8)

@@ -76,7 +76,7 @@ def test_candidates_are_not_saved(tmp_path):
 
 
 def test_nothing_is_left_of_a_save_that_fails(tmp_path):
-    with pytest.raises(OSError, match=r"cannot be written|No such file"):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
         made("padded").save(tmp_path / "no" / "d")
     with pytest.raises(FileNotFoundError):
         Quantized.load(tmp_path / "no")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -198,3 +200,18 @@ def test_gpu_store_gives_the_hits_of_the_cpu(corpus):
     resident.add(["from the GPU"], [A.cuda()])
     assert resident.search(A, 50) == corpus.search(A, 50)
     assert resident.get("from the GPU").embeddings.device.type == "cuda"
+
+
+def test_copies_are_handles_of_their_own(corpus, tmp_path, monkeypatch):
+    fill(corpus, LENGTHS)
+    query = document(1, 4)
+    monkeypatch.chdir(tmp_path)
+    sharded = Corpus.open("store", home="device", shard=(1, 2))
+    pickled = pickle.dumps(sharded)
+    monkeypatch.chdir(tmp_path.parent)
+    for copied in (copy.deepcopy(corpus), pickle.loads(pickled)):
+        assert copied.path.samefile(corpus.path)
+        corpus.add([f"of {id(copied)}"], [document(2, 3)])
+        assert copied.ids() == corpus.ids()
+    assert copied.search(query, 9) == sharded.search(query, 9)  # the folder of both, wherever the process is
+    assert (copied.home, copied.shard) == ("device", (1, 2))

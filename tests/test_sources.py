@@ -96,6 +96,7 @@ FAULTS = {
     "very deep": ({"a.jsonl": "[" * 100_000}, "a.jsonl", "a.jsonl:1: not JSON"),
     "no object": ({"a.jsonl": '["x"]'}, "a.jsonl", "a.jsonl:1: expected an object .* got list"),
     "no id": ({"a.jsonl": '{"docid": 1, "text": "x"}'}, "a.jsonl", 'a.jsonl:1: no "id"; the line has docid, text'),
+    "JSON": ({"a.json": '[{"id": 1, "text": "x"}]'}, "a.json", "a.json: JSON is read by lines: .* a .jsonl file"),
     "no tab": ({"a.tsv": "1\tx\n2 y\n"}, "a.tsv", "a.tsv:2: expected an id, a tab and a text, .* got 0 tabs"),
     "many tabs": ({"a.tsv": "1\tu\tt\tb\n"}, "a.tsv", "a.tsv:1: expected .* got 3 tabs"),
     "same id twice, with tabs": ({"a.tsv": "1\tx\n1\ty\n"}, "a.tsv", "a.tsv:2: id '1' was already used at .*a.tsv:1"),

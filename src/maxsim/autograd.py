@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from .devices import no_autocast
 from .dispatch import Backend, select
 from .layout import Problem
 from .packed import refuse_batches
@@ -40,7 +40,7 @@ def run(problem: Problem, backend: str | None, winners: bool = False, maxima: bo
 
 
 def _run(problem: Problem, module: Backend, winners: bool, maxima: bool) -> Scored:
-    with _no_autocast(problem.device.type):
+    with no_autocast(problem.device.type):
         if 0 in problem.shape or (0 in problem.winners_shape and problem.documents.data.numel() == 0):
             return _empty(problem)
         return module.forward(problem, winners, maxima)
@@ -76,7 +76,7 @@ def _backward(
             torch.zeros_like(problem.documents.leaf, dtype=dtype) if need_documents else None,
         )
     dtype = dtype or problem.dtype
-    with _no_autocast(problem.device.type):
+    with no_autocast(problem.device.type):
         if problem.documents.floats is None or not needed[1]:
             return module.backward(problem, winners, grad, *needed, dtype)
         # straight through the codes: at their winners, but as if the documents had not been quantised
@@ -90,12 +90,6 @@ def _places(problem: Problem) -> list[Tensor]:
     q, d = problem.queries, problem.documents
     codes = None if d.floats is None else d.data
     return [each for each in (q.starts, q.ends, d.starts, d.ends, problem.pairs, codes) if each is not None]
-
-
-def _no_autocast(device_type: str) -> AbstractContextManager[Any]:
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
 
 
 class _Call:

@@ -171,7 +171,7 @@ def _same(exact: Tokens, quantised: Tokens) -> Tokens:
 
 def _lengths(tokens: Tokens) -> Tensor:
     if tokens.starts is None or tokens.ends is None:
-        return torch.full((tokens.count,), tokens.max_length)
+        return torch.full((tokens.count,), tokens.max_length, dtype=torch.int64, device="cpu")
     return tokens.ends.long() - tokens.starts.long()
 
 
@@ -198,7 +198,7 @@ def _candidates(parts: Iterable[Part], k: int, where: torch.device) -> tuple[Can
     found: list[tuple[Tensor, ...]] = []
     sizes: QuerySizes | None = None
     blank: Tensor | None = None
-    floor = torch.empty(0)
+    floor = torch.empty(0, dtype=torch.float64, device="cpu")
     NQ = kept = 0
     for scan, numbers in parts:
         if sizes is None:
@@ -249,7 +249,7 @@ def _above(found: list[tuple[Tensor, ...]], floor: Tensor) -> tuple[Tensor, ...]
 def _rescore(score: Callable[[Tensor], Tensor], candidates: Candidates, NQ: int, k: int) -> CertifiedTopK:
     """Exact scores of candidates, the most promising of each query first, until none that is left can be a hit."""
     query, device = candidates.query, candidates.query.device
-    kth = torch.full((NQ, k), float("-inf"), device=device)
+    kth = torch.full((NQ, k), float("-inf"), dtype=torch.float32, device=device)
     upper = candidates.upper
     pairs, scores = [], []
     low, high = 0, k

@@ -1,6 +1,9 @@
-"""Names of devices: the torch device, checked where it is given, not where it fails."""
+"""Devices: their names, checked where they are given, not where they fail; and what PyTorch does on them unasked."""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -22,3 +25,10 @@ def device_of(device: str | torch.device) -> torch.device:
         seen = "no CUDA GPU" if not count else "1 CUDA GPU" if count == 1 else f"{count} CUDA GPUs"
         raise ValueError(f"{found}: PyTorch finds {seen} here")
     return found
+
+
+def no_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Arithmetic in the dtypes that it is given, in a `with`."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()

@@ -193,14 +193,14 @@ class TransformerEncoder:
         else:
             self.cut, self.were_cut = self.cut + sum(cut), cut
         lengths = [len(ids) for ids in rows["input_ids"]]
-        result: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(lengths)
+        result: list[torch.Tensor] = [torch.empty(0, self.dim, dtype=torch.float32, device="cpu")] * len(lengths)
         for batch in _batches(lengths, BATCH_TOKENS.get(self._device.type, 2048)):
             names = [name for name in self._tokenizer.model_input_names if name in rows]
             inputs = {name: self._pad(name, [rows[name][i] for i in batch]) for name in names}
             hidden = self._model(**inputs).last_hidden_state.float()
             hidden = torch.nn.functional.normalize(hidden, dim=-1).cpu()
             for row, i in enumerate(batch):
-                kept = ~torch.tensor(rows["special_tokens_mask"][i], dtype=torch.bool)
+                kept = ~torch.tensor(rows["special_tokens_mask"][i], dtype=torch.bool, device="cpu")
                 result[i] = hidden[row, : lengths[i]][kept]
             if progress:
                 progress(len(batch))
@@ -289,7 +289,7 @@ class PylateEncoder:
         for start in range(0, len(texts), 64):
             batch = list(texts[start : start + 64])
             encoded = self._model.encode(batch, is_query=is_query, show_progress_bar=False)
-            result += [torch.as_tensor(row, dtype=torch.float32) for row in encoded]
+            result += [torch.as_tensor(row, dtype=torch.float32, device="cpu") for row in encoded]
             if progress:
                 progress(len(batch))
         return result

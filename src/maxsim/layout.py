@@ -167,7 +167,7 @@ def _from_list(items: list[Any], mask: MaskLike, side: str) -> Tokens:
         if item.device != first.device:
             raise ValueError(f"{side}[{i}] is on {item.device}, {side}[0] is on {first.device}")
     if not tensors:
-        return Tokens(torch.empty(0, 0, device="cpu"), 0, 0, mask=None)
+        return Tokens(torch.empty(0, 0, dtype=torch.float32, device="cpu"), 0, 0, mask=None)
     packed = Packed.from_list(tensors)
     if mask is not None and not (isinstance(mask, (Tensor, np.ndarray)) and mask.ndim == 1):
         mask = _list_mask(mask, [len(item) for item in tensors], side)

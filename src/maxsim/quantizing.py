@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .devices import no_autocast
 from .layout import MaskLike, Tokens, TokensLike, check_tokens, tokens_of
 from .packed import Packed
 from .quantized import Codes, Quantized, product, residual, scaled
@@ -127,7 +128,7 @@ def quantize(
         raise TypeError("straight_through takes documents of float16, bfloat16 or float32, as scores of codes do")
     if like is not None and like.width != tokens.width:
         raise ValueError(f"documents have width {tokens.width}, those of like {like.width}")
-    with torch.no_grad():
+    with torch.no_grad(), no_autocast(tokens.data.device.type):
         stream = Stream.of(tokens, bool(normalize))
         largest = stream.largest()
         known = None if like is None else like.parameters.to(stream.device)
@@ -138,7 +139,7 @@ def quantize(
         else:
             made = _product(stream, 16 if parts is None else parts, seed, known)
     made.floats = _floats(tokens) if straight_through else None
-    return made if groups is None else made[torch.arange(len(made)).view(groups)]
+    return made if groups is None else made[torch.arange(len(made), device="cpu").view(groups)]
 
 
 def _floats(tokens: Tokens) -> Tensor | None:
@@ -222,12 +223,12 @@ def of_unseen(documents: Quantized) -> tuple[Tensor, Tensor]:
     they are from what they were is not known, so the radius is infinite."""
     decoded = documents.dequantize()
     assert isinstance(decoded, Packed)
-    norm = torch.zeros(len(documents), dtype=torch.float64)
+    norm = torch.zeros(len(documents), dtype=torch.float64, device="cpu")
     for low in range(0, len(decoded.tokens), BLOCK):
         high = min(low + BLOCK, len(decoded.tokens))
         length = decoded.tokens[low:high].double().norm(dim=1)
         norm.scatter_reduce_(0, owners(low, high, decoded.ends), length, "amax")
-    return torch.full((len(documents),), math.inf), _up(norm)
+    return torch.full((len(documents),), math.inf, dtype=torch.float32, device="cpu"), _up(norm)
 
 
 def _up(values: Tensor) -> Tensor:
@@ -291,7 +292,7 @@ def _residual(
         like.weights.float()[residual.unpacked(like.bits, documents.device)],
     )
     own = torch.zeros(documents.rows, dtype=torch.int32, device=documents.device)
-    inverse = torch.ones(documents.rows, device=documents.device) if like.renormalize else None
+    inverse = torch.ones(documents.rows, dtype=torch.float32, device=documents.device) if like.renormalize else None
 
     def encode(block: Block) -> Encoded:
         codes, nearest = residual.encode(block.tokens.float(), centroids, cutoffs)

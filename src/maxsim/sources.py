@@ -4,6 +4,7 @@
                               fields become metadata
     file.tsv                  one document a line as ColBERT has it: its id, a tab and its text, perhaps another tab and
                               its title, which becomes metadata
+    .json                     is refused: its lines are no documents
     any other file            one document a line, its id is "name:line"; lines of white space only are skipped
     folder                    every .txt file below it is one document, its id is its path in the folder ("a/b.txt");
                               .jsonl and .ndjson files below it are read as above, other files are not read
@@ -86,6 +87,10 @@ def _read_any(path: Path, empty: list[str]) -> Iterable[Text]:
         return _read_json_lines(path, empty)
     if path.suffix.lower() == ".tsv":
         return _read_tabs(path, empty)
+    if path.suffix.lower() == ".json":
+        raise SourceError(
+            f'{path}: JSON is read by lines: write an object with "id" and "text" a line, to a .jsonl file'
+        )
     return _read_lines(_lines(path), path.name, str(path))
 
 

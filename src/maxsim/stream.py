@@ -100,7 +100,7 @@ class Stream:
         chosen = sample_rows(self.kept, most, seed).to(self.device)
         if self.tokens.mask is not None:
             chosen = self.tokens.mask.reshape(-1).nonzero()[:, 0][chosen]
-        out = torch.empty(len(chosen), self.tokens.width, device=self.device)
+        out = torch.empty(len(chosen), self.tokens.width, dtype=torch.float32, device=self.device)
         low = 0
         for block in self.blocks():
             high = int(torch.searchsorted(chosen, block.high))
@@ -114,7 +114,7 @@ class Stream:
         Raises:
             ValueError: NaN or infinity.
         """
-        found = torch.empty(self.rows, device=self.device)
+        found = torch.empty(self.rows, dtype=torch.float32, device=self.device)
         for block in self.blocks():
             found[block.low : block.high] = block.tokens.abs().amax(1)
             finite = found[block.low : block.high].isfinite()

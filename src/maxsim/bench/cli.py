@@ -126,6 +126,8 @@ def main(argv: Sequence[str] | None = None, out: Path | None = None, program: st
     drawn = options.what == [FIGURE2]
     if options.plot is not None and options.plot.suffix not in (".png", ".svg"):
         parser.error(f"--plot writes .png or .svg, got {options.plot.name}")
+    if options.plot is not None and not options.plot.parent.is_dir():
+        parser.error(f"no folder {options.plot.parent} for the plot")
     if (drawn or options.plot) and importlib.util.find_spec("matplotlib") is None:
         parser.error(f"{'figure2' if drawn else '--plot'} needs matplotlib: pip install matplotlib")
     try:

@@ -9,6 +9,8 @@ Torch and what needs it is imported by the commands, so that help and wrong usag
 from __future__ import annotations
 
 import dataclasses
+import io
+import sys
 import time
 from enum import Enum
 from pathlib import Path
@@ -237,4 +239,6 @@ app.command(
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # of a terminal or pipe that has not all characters, as on Windows
     app(prog_name="maxsim")

@@ -33,7 +33,7 @@ class SegmentBuffer:
     def __init__(self, dim: int, dtype: torch.dtype) -> None:
         self.dim = dim
         self.dtype = dtype
-        self._tokens = torch.empty(0, dim, dtype=dtype)
+        self._tokens = torch.empty(0, dim, dtype=dtype, device="cpu")
         self._offsets = [0]
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class SegmentBuffer:
 
     @property
     def offsets(self) -> Tensor:
-        return torch.tensor(self._offsets)
+        return torch.tensor(self._offsets, device="cpu")
 
     def room(self, length: int) -> bool:
         """Whether a document of `length` tokens still fits; the first one always does."""
@@ -56,7 +56,7 @@ class SegmentBuffer:
     def append(self, document: Tensor) -> None:
         start, end = self._offsets[-1], self._offsets[-1] + document.shape[0]
         if end > self._tokens.shape[0]:
-            grown = torch.empty(max(end, 2 * self._tokens.shape[0]), self.dim, dtype=self.dtype)
+            grown = torch.empty(max(end, 2 * self._tokens.shape[0]), self.dim, dtype=self.dtype, device="cpu")
             grown[:start] = self._tokens[:start]
             self._tokens = grown
         self._tokens[start:end].copy_(document)

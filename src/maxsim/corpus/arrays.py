@@ -13,6 +13,7 @@ from torch import Tensor
 from ..packed import as_tensor
 from .documents import Id
 from .errors import FileError
+from .gathering import joined
 
 TOKENS = ("tokens", "embeddings")
 MASKS = ("mask", "attention_mask")
@@ -152,14 +153,14 @@ def _cut(path: Path, blocks: Iterator[Any], lengths: list[int] | None) -> Iterat
         held.append(part)
         have += len(part)
         while need is not None and have >= need:
-            rows = torch.cat(held) if len(held) > 1 else held[0]
+            rows = joined(held) if len(held) > 1 else held[0]
             yield rows[:need]
             held, have = [rows[need:]], have - need
             need = next(wanted, None)
     if padded and lengths is not None and count < len(lengths):
         raise FileError(f"{path}: {len(lengths)} lengths, {count} documents")
     while need == 0:  # empty documents behind the last token
-        yield torch.empty(0, held[0].shape[1]) if held else torch.empty(0, 0)
+        yield torch.empty(0, held[0].shape[1] if held else 0, dtype=torch.float32, device="cpu")
         need = next(wanted, None)
     if need is not None or have:
         what = "end before the documents do" if need is not None else f"go on for {have} after the last document"

@@ -67,7 +67,7 @@ class Coding:
                 raise ValueError(f"{wrong[0]} is for codes, and dtype {name} keeps floats")
             return cls(dim, name)
         if like is None:
-            quantize(torch.zeros(1, 1, dim), name, **given)  # refuses what is wrong
+            quantize(torch.zeros(1, 1, dim, dtype=torch.float32, device="cpu"), name, **given)  # refuses what is wrong
             tables = None
         else:
             tables = _tables(like, dim, name, given)
@@ -182,14 +182,14 @@ class Coding:
         chosen does not count."""
         tables = self.tables
         if not len(tokens):
-            return torch.ones(0, dtype=torch.bool)
+            return torch.ones(0, dtype=torch.bool, device="cpu")
         if tables is not None and tables.books is not None:
             return product.agree(tokens.float(), kept["codes"], tables.books)
         if tables is not None and tables.centroids is not None and tables.cutoffs is not None:
             own = residual.buckets(tokens.float(), kept["centroid"], tables.centroids, tables.cutoffs)
             return (own == kept["codes"]).all(1)
         if not self.trained or tables is not None:  # nothing can be encoded as it was
-            return torch.zeros(len(tokens), dtype=torch.bool)
+            return torch.zeros(len(tokens), dtype=torch.bool, device="cpu")
         made = as_bytes(self.encode(tokens, offsets))
         same = (made["codes"] == kept["codes"]).all(1)
         if "factor" in made:
@@ -221,11 +221,11 @@ class Coding:
     def like(self) -> Quantized:
         """No documents, and the tables: what `quantize(like=)` takes and `Quantized.save` writes."""
         nothing: dict[str, Any] = {
-            name: torch.empty(0, *shape, dtype=dtype) for name, (dtype, shape) in self.of_tokens().items()
+            name: torch.empty(0, *shape, dtype=dtype, device="cpu") for name, (dtype, shape) in self.of_tokens().items()
         }
-        nothing |= {name: torch.empty(0) for name in self.of_documents()}
+        nothing |= {name: torch.empty(0, dtype=torch.float32, device="cpu") for name in self.of_documents()}
         nothing.pop("exact", None)
-        codes, place = nothing.pop("codes"), torch.empty(0, dtype=torch.int64)
+        codes, place = nothing.pop("codes"), torch.empty(0, dtype=torch.int64, device="cpu")
         return Quantized(codes, dataclasses.replace(self._known(), **nothing), 0, place, place, consecutive=True)
 
     def parameters(self) -> Codes:

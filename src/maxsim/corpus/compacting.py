@@ -55,7 +55,7 @@ def _groups(snapshot: Snapshot) -> list[list[Segment]]:
 
 def _merge(folder: Path, number: int, group: Sequence[Segment], coding: Coding) -> SegmentRecord | None:
     """One segment of what is kept of several, None where nothing is."""
-    every = ((s, torch.arange(s.record.documents) if s.kept is None else s.kept) for s in group)
+    every = ((s, torch.arange(s.record.documents, device="cpu") if s.kept is None else s.kept) for s in group)
     held = [(segment, rows) for segment, rows in every if len(rows)]
     if not held:
         return None

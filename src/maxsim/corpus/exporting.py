@@ -9,7 +9,6 @@ decode to.
 from __future__ import annotations
 
 import os
-import uuid
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from ..packed import Packed
 from ..quantized import Quantized
-from ..quantized.files import metadata_of
+from ..quantized.files import metadata_of, name_beside
 from . import lines, parquet
 from . import rows as sql
 from .catalogue import Catalogue
@@ -53,7 +52,7 @@ def export(path: Path, catalogue: Catalogue, refresh: Callable[..., Snapshot]) -
             raise FileExistsError(f"{each} is there already")
     if kind == ".parquet":
         parquet.package(path)
-    made = {each: each.with_name(f".{uuid.uuid4().hex}.tmp") for each in files}
+    made = {each: name_beside(each) for each in files}
     placed = list[Path]()
     try:
         with catalogue.reading() as db:
@@ -85,7 +84,7 @@ def _write_lines(documents: Iterator[sql.Held], path: Path) -> tuple[list[Id], T
             file.write(lines.line(id, text, metadata))
             ids.append(id)
             positions.append(position)
-    return ids, torch.tensor(positions, dtype=torch.int64)
+    return ids, torch.tensor(positions, dtype=torch.int64, device="cpu")
 
 
 def _write_embeddings(path: Path, kind: str, snapshot: Snapshot, ids: list[Id], positions: Tensor) -> None:

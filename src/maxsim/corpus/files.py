@@ -5,8 +5,9 @@
                               [N, L] of 0 and 1; `ids` [N] perhaps; without these names one array [L, D] a document,
                               named by its id. A .pt file may also hold a list of [L, D], alone or as `embeddings`
     .npy                      [N, L, D]; in a folder also [L, D], one document
-    .parquet                  a column `embeddings` (or `embedding`, `tokens`, `vectors`) of lists of lists of floats,
-                              `id` or `ids`, `text`; other columns become metadata
+    .parquet                  a column `embeddings` (or `embedding`, `tokens`, `vectors`, `vector`) of lists of lists of
+                              floats, or of tensors [L, D]; `id`, `ids` or `_id`, `text`; other columns become
+                              metadata
 
 Ids, texts and metadata may also stand in JSON lines beside a file (`lines`). Documents without ids are named
 "file:number", from 1. Of a folder all such files below it are read, in the order of their paths, which stand in these
@@ -128,26 +129,25 @@ def _ended(file: Any, where: str) -> None:
 
 
 def _stream(file: Any, where: str) -> Iterator[Any]:
-    """The array of an open .npy file by blocks of its first dimension."""
+    """The array of an open .npy file by blocks of its first dimension, in Fortran order as a whole."""
     version = npy.read_magic(file)
     header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = header(file)
     if dtype.hasobject:
         raise FileError(f"{where} holds objects, which are pickled: {EXPORT}")
-    if fortran or not shape or min(shape) < 0:
-        raise FileError(
-            f"{where} has shape {list(shape)}{' in Fortran order' if fortran else ''}: save a C-ordered copy"
-        )
+    if not shape or min(shape) < 0:
+        raise FileError(f"{where} has shape {list(shape)}: expected rows")
     row_bytes = dtype.itemsize
     for size in shape[1:]:
         row_bytes *= size
-    step = max(1, BLOCK_BYTES // max(1, row_bytes))
-    for low in range(0, shape[0], step):
+    # in Fortran order a row is spread over all of the array
+    step = shape[0] if fortran else max(1, BLOCK_BYTES // max(1, row_bytes))
+    for low in range(0, shape[0], max(1, step)):
         count = min(step, shape[0] - low)
         raw = bytearray(file.read(count * row_bytes))
         if len(raw) != count * row_bytes:
             raise EOFError(f"{where} ends in row {low + len(raw) // max(1, row_bytes)} of {shape[0]}")
-        yield np.frombuffer(raw, dtype).reshape(count, *shape[1:])
+        yield np.frombuffer(raw, dtype).reshape(count, *shape[1:], order="F" if fortran else "C")
 
 
 def _npy(path: Path, name: str, alone: bool) -> Iterator[Row]:

@@ -62,7 +62,7 @@ def join(coding: Coding, held: Sequence[tuple[Segment, Tensor]], names: Iterable
         starts = segment.starts[rows]
         tokens.append(rows_of(starts, starts + segment.lengths[rows]))
     tensors = {
-        name: _joined([_rows(segment.tensors[name], own) for (segment, _), own in zip(held, tokens, strict=True)])
+        name: joined([_rows(segment.tensors[name], own) for (segment, _), own in zip(held, tokens, strict=True)])
         for name in names
     }
     if "codes" in tensors:
@@ -80,7 +80,6 @@ def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor[rows]
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
-    if tensors[0].dtype == torch.float8_e4m3fn:
-        return torch.cat([each.view(torch.uint8) for each in tensors]).view(torch.float8_e4m3fn)
-    return torch.cat(tensors)
+def joined(tensors: list[Tensor]) -> Tensor:
+    """One after another in new memory, as bytes: autocast would change floats, not every PyTorch can join float8."""
+    return torch.cat([each.view(torch.uint8) for each in tensors]).view(tensors[0].dtype)

@@ -109,7 +109,7 @@ class Looking(Taking):
                 differ.append(None if kept is None else _differ(kept, each))
                 if kept is not None and differ[i] is None:
                     places[kept.position] = i
-            positions = torch.tensor(sorted(places), dtype=torch.int64)
+            positions = torch.tensor(sorted(places), dtype=torch.int64, device="cpu")
             for lot in gathered(snapshot, positions, exact=True):
                 which = [places[position] for position in lot.positions.tolist()]
                 for i, same in zip(which, equal(lot, snapshot.coding, which), strict=True):
@@ -149,9 +149,9 @@ def _floats_equal(lot: Lot, coding: Coding, tokens: Tensor, bounds: Bounds) -> l
         return [False] * len(pairs)
     found = [False] * len(pairs)
     given = torch.cat([tokens[pairs[n][2]] for n in which])
-    rows = torch.cat([torch.arange(pairs[n][1].start, pairs[n][1].stop) for n in which])
-    lengths = torch.tensor([pairs[n][1].stop - pairs[n][1].start for n in which])
-    documents, named = torch.tensor(which), coding.of_documents()
+    rows = torch.cat([torch.arange(pairs[n][1].start, pairs[n][1].stop, device="cpu") for n in which])
+    lengths = torch.tensor([pairs[n][1].stop - pairs[n][1].start for n in which], device="cpu")
+    documents, named = torch.tensor(which, device="cpu"), coding.of_documents()
     some = {name: each[documents if name in named else rows] for name, each in as_bytes(lot.tensors).items()}
     agree = coding.agree(some, given, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
     for n, same in zip(which, torch.split(agree, lengths.tolist()), strict=True):
@@ -170,7 +170,7 @@ def _codes_equal(lot: Lot, documents: Quantized, bounds: Bounds) -> list[bool]:
         for same, there, here in _pairs(lot, bounds)
     ]
     if parameters.scale is not None:
-        own = parameters.scale[torch.tensor(bounds.which)]
+        own = parameters.scale[torch.tensor(bounds.which, device="cpu")]
         found = [same and one for same, one in zip(found, (lot.tensors["scale"] == own).tolist(), strict=True)]
     return found
 
@@ -227,7 +227,7 @@ class Parts:
         if not any(lacks):
             return
         if not all(lacks):
-            documents = documents[torch.tensor(lacks).nonzero().flatten()].compact()
+            documents = documents[torch.tensor(lacks, device="cpu").nonzero().flatten()].compact()
         given = list(compress(rows, lacks))
         self._begun().add_documents(given, documents, replace)
         self._count += len(given)

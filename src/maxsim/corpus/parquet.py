@@ -9,7 +9,7 @@ from typing import Any
 from .arrays import Row
 from .errors import FileError
 
-COLUMNS = ("embeddings", "embedding", "tokens", "vectors")
+COLUMNS = ("embeddings", "embedding", "tokens", "vectors", "vector")
 
 
 def package(path: Path) -> Any:
@@ -38,7 +38,7 @@ def read(path: Path) -> Iterator[Row]:
         column = next((each for each in COLUMNS if each in names), None)
         if column is None:
             raise FileError(f"{path}: expected a column named {' or '.join(COLUMNS)}, got {names}")
-        id_name = next((each for each in ("id", "ids") if each in names), None)
+        id_name = next((each for each in ("id", "ids", "_id") if each in names), None)
         others = [each for each in names if each not in (column, id_name, "text")]
         for batch in batches:
             batch.validate(full=True)  # offsets of lists, which nothing else looks at
@@ -56,6 +56,11 @@ def _lists(path: Path, name: str, column: Any) -> Iterator[Any]:
     import pyarrow as pa
 
     kind = column.type
+    if isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 2 and pa.types.is_floating(kind.value_type):
+        if column.null_count or column.storage.flatten().null_count:
+            raise FileError(f"{path}: column {name!r} holds nulls")
+        yield from column.to_numpy_ndarray()
+        return
     lists = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
     if not any(is_list(kind) for is_list in lists) or not hasattr(kind.value_type, "value_type"):
         raise FileError(f"{path}: column {name!r} must hold lists of lists of floats, got {kind}")

@@ -98,7 +98,7 @@ class Reader:
     """An open corpus, read only. The segments of its `shard` (rank, size) are mapped, others when they are needed."""
 
     def __init__(self, path: str | os.PathLike[str], shard: tuple[int, int] = (0, 1)) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the same folder wherever the process goes
         self._shard = shard
         self._folder = self.path / "segments"
         self._catalogue = Catalogue(self.path)
@@ -279,7 +279,7 @@ class Reader:
             own = [segment for segment in snapshot.segments if segment.record.belongs(self._shard)]
             count = sum(segment.record.documents - segment.record.deleted for segment in snapshot.segments)
             return Selection(snapshot, [(segment, segment.kept) for segment in own], count)
-        parts = snapshot.places(torch.tensor(chosen, dtype=torch.int64), self._shard)
+        parts = snapshot.places(torch.tensor(chosen, dtype=torch.int64, device="cpu"), self._shard)
         return Selection(snapshot, list(parts), len(chosen))
 
     def locate(self, ids: Iterable[Id]) -> tuple[Selection, list[int]]:
@@ -294,7 +294,7 @@ class Reader:
         with self._catalogue.reading() as db:
             snapshot = self._refresh(db)
             positions = [sql.position_of(db, id) for id in ids]
-            chosen = torch.tensor(sorted(set(positions)), dtype=torch.int64)
+            chosen = torch.tensor(sorted(set(positions)), dtype=torch.int64, device="cpu")
             parts = list[tuple[Segment, Tensor | None]](snapshot.places(chosen))
             for segment, _ in parts:
                 segment.open()

@@ -120,7 +120,7 @@ class Segment:
         """The rows (documents) that are not deleted, int64, None = all."""
         if not self.deleted:
             return None
-        kept = torch.ones(self.record.documents, dtype=torch.bool)
+        kept = torch.ones(self.record.documents, dtype=torch.bool, device="cpu")
         kept[self.rows(self.deleted)] = False
         return kept.nonzero().flatten()
 
@@ -144,7 +144,7 @@ class Segment:
         Raises:
             CorpusError: a position that it does not hold.
         """
-        places = torch.as_tensor(positions, dtype=torch.int64)
+        places = torch.as_tensor(positions, dtype=torch.int64, device="cpu")
         if self.positions is None:
             found = places - self.record.first
             wrong = (found < 0) | (found >= self.record.documents)
@@ -161,7 +161,7 @@ class Segment:
     def positions_of(self, rows: Tensor | None) -> Tensor:
         """Positions of rows, None = of all, int64."""
         if rows is None:
-            rows = torch.arange(self.record.documents)
+            rows = torch.arange(self.record.documents, device="cpu")
         return rows + self.record.first if self.positions is None else self.positions[rows]
 
 

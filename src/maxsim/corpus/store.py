@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from ..devices import no_autocast
 from ..quantized import Quantized
 from . import catalogue
 from . import rows as sql
@@ -217,8 +218,9 @@ class Store(Reader):
         with self._seeing() as (_, snapshot):
             coding = snapshot.coding
         looking = Looking(self._seeing, coding, self._catalogue.path, source.path, progress)
-        source.add_to(looking, replace)
-        looking.flush()
+        with torch.no_grad(), no_autocast("cpu"):
+            source.add_to(looking, replace)
+            looking.flush()
         return Lacking(source, bytes(looking.found), replace)
 
     def add_lacking(self, lacking: Lacking, progress: Progress | None = None) -> None:

@@ -17,7 +17,7 @@ def differentiable(queries: Tensor, documents: Tensor, transport: Gather | Ring,
 
     places: tensors that say where the local tokens lie, which must stay as they are until then.
     """
-    anchor = torch.empty(0, requires_grad=True, device="cpu")
+    anchor = torch.empty(0, dtype=torch.float32, requires_grad=True, device="cpu")
     return cast(Tensor, _Scores.apply(queries, documents, anchor, transport, places))
 
 

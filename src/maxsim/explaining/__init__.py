@@ -77,7 +77,7 @@ class Explanation:
         """float64 `[LQ]`, `similarity / score`; NaN where the score is 0 or not finite. Shares add up to 1, up to
         rounding; where similarities have both signs some are negative or beyond 1."""
         if self.score == 0 or not math.isfinite(self.score):
-            return torch.full(self.similarity.shape, math.nan, dtype=torch.float64)
+            return torch.full(self.similarity.shape, math.nan, dtype=torch.float64, device="cpu")
         return self.similarity.double() / self.score
 
     @property

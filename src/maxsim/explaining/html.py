@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from . import Explanation
 
 HERE = Path(__file__).parent
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 does not have
 
 
 class Row(NamedTuple):
@@ -61,7 +63,7 @@ def render(explanations: Sequence[Explanation]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    return environment.get_template("page.html.jinja").render(
+    page = environment.get_template("page.html.jinja").render(
         title=" ".join(first.query.text.split()) if first.query.known else "A query",
         query=first.query.cells(),
         query_masked=_masked(first.query_mask),
@@ -72,6 +74,7 @@ def render(explanations: Sequence[Explanation]) -> str:
         allowed=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         images=any(each.patches is not None for each in explanations),
     )
+    return SURROGATE.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
 def _hit(of: Explanation) -> Hit:
@@ -163,7 +166,7 @@ def _numbers(of: Explanation) -> dict[str, Any]:
 def _shades(similarities: Tensor) -> tuple[float, float, Tensor]:
     real = similarities.isfinite()
     if not real.any():
-        return 0.0, 0.0, torch.zeros(similarities.shape, dtype=torch.uint8)
+        return 0.0, 0.0, torch.zeros(similarities.shape, dtype=torch.uint8, device="cpu")
     low, high = float(similarities[real].min()), float(similarities[real].max())
     scaled = (similarities.double() - low) / max(high - low, 1e-30) * 254 + 1
     shades = torch.where(real, scaled.round().nan_to_num(0.0), 0.0).to(torch.uint8)

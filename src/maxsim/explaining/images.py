@@ -69,19 +69,19 @@ def patch_grid(patches: Any, count: int) -> Tensor:
         TypeError: no whole numbers.
     """
     try:
-        given = torch.as_tensor(patches)
+        given = torch.as_tensor(patches, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"patches must be (rows, columns), (rows, columns, first) or a table: {error}") from None
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise TypeError(f"patches must be whole numbers, got {given.dtype}")
-    grid = given.long().cpu()
+    grid = given.long()
     if grid.ndim == 1 and len(grid) in (2, 3):
         rows, columns, *more = grid.tolist()
         first = more[0] if more else 0
         if rows < 1 or columns < 1 or first < 0 or first + rows * columns > count:
             begin = f" from token {first} on" if more else ""
             raise ValueError(f"patches: {rows} × {columns}{begin} do not lie in a document of {count} tokens")
-        return torch.arange(first, first + rows * columns).view(rows, columns)
+        return torch.arange(first, first + rows * columns, device="cpu").view(rows, columns)
     if grid.ndim != 2 or 0 in grid.shape:
         raise ValueError(
             f"patches must be (rows, columns), (rows, columns, first) or [rows, columns], got shape {list(grid.shape)}"

@@ -100,7 +100,7 @@ def pieces_of(count: int, text: str | None, tokens: Sequence[Any] | None, side: 
                 "their offset mapping"
             )
         return _joined([f"#{i}" for i in range(count)], known=False)
-    given: list[Any] = [token if isinstance(token, str) else tuple(token) for token in tokens]
+    given = [_name_or_place(token, i, side) for i, token in enumerate(tokens)]
     if len(given) != count:
         raise ValueError(f"{side}_tokens must have one entry a token, {count}, got {len(given)}")
     if text is None:
@@ -122,6 +122,20 @@ def pieces_of(count: int, text: str | None, tokens: Sequence[Any] | None, side: 
     if given and len(names) == len(given):
         raise ValueError(f"with {side}_text, {side}_tokens must be places (start, end) in it, got names alone")
     return Pieces(text, spans, names=names)
+
+
+def _name_or_place(token: Any, i: int, side: str) -> Any:
+    if isinstance(token, str):
+        return token
+    try:
+        if isinstance(token, bytes):
+            raise TypeError
+        return tuple(token)
+    except TypeError:
+        raise TypeError(
+            f"{side}_tokens must be names (str) or places (start, end), got {type(token).__name__}: {token!r} at {i}; "
+            "tokenizers make names of numbers: convert_ids_to_tokens"
+        ) from None
 
 
 def _joined(names: Sequence[str], known: bool = True) -> Pieces:
@@ -154,7 +168,10 @@ def _of_bytes(names: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in seen]
     byte_of = {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(others)}
-    parts = [b"".join(bytes([byte_of[c]]) if c in byte_of else c.encode() for c in name) for name in names]
+    parts = [
+        b"".join(bytes([byte_of[c]]) if c in byte_of else c.encode(errors="surrogatepass") for c in name)
+        for name in names
+    ]
     try:
         text = b"".join(parts).decode()
     except UnicodeDecodeError:

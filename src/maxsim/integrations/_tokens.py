@@ -51,7 +51,8 @@ def of_host(module: str, name: str) -> Callable[..., Tensor]:
 def as_float(value: Any) -> Tensor:
     """A tensor or array (or a list of equal ones, stacked) as floats; whole numbers become float32."""
     if isinstance(value, (list, tuple)):
-        value = torch.stack([as_float(item) for item in value]) if value else torch.empty(0)
+        items = [as_float(item) for item in value]
+        value = torch.stack(items) if items else torch.empty(0, dtype=torch.float32, device="cpu")
     tensor = as_tensor(value, "embeddings")
     return tensor if tensor.is_floating_point() else tensor.float()
 
@@ -66,10 +67,14 @@ def device_of(value: Any) -> torch.device | None:
 def mask_of(mask: Any) -> Tensor:
     """A mask as a tensor; a list of rows is filled up with False."""
     if isinstance(mask, (list, tuple)):
-        return pad_sequence([torch.as_tensor(row) for row in mask], batch_first=True)
+        return pad_sequence([_tensor(row) for row in mask], batch_first=True)
     if not isinstance(mask, (Tensor, np.ndarray)):
         raise TypeError(f"a mask must be a tensor, an array or a list of them, got {type(mask).__name__}")
-    return torch.as_tensor(mask)
+    return _tensor(mask)
+
+
+def _tensor(mask: Any) -> Tensor:
+    return mask if isinstance(mask, Tensor) else torch.as_tensor(mask, device="cpu")
 
 
 def packed(items: Sequence[Tensor], device: torch.device, padded: Sequence[bool] = ()) -> Packed:

@@ -142,7 +142,7 @@ def _items(value: Any, split: bool) -> Tensor | list[Tensor]:
 def _tensor(value: Any) -> Tensor:
     """As MTEB does, but half precision stays."""
     if not isinstance(value, Tensor):
-        return torch.as_tensor(np.asarray(value), dtype=torch.float32)
+        return torch.as_tensor(np.asarray(value), dtype=torch.float32, device="cpu")
     return value.float() if value.is_floating_point() and value.element_size() < 2 else value
 
 

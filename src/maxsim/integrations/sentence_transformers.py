@@ -319,7 +319,8 @@ def _score(a: Any, b: Any, a_mask: Any, b_mask: Any, mean: bool, device: Any = N
     if pairs and len(queries) != len(documents):
         raise ValueError("pairs need as many queries as documents")
     if not len(queries) or not len(documents):
-        return torch.zeros([len(queries)] if pairs else [len(queries), len(documents)], device=home)
+        shape = [len(queries)] if pairs else [len(queries), len(documents)]
+        return torch.zeros(shape, dtype=torch.float32, device=home)
     found = []
     for low, high in documents.ranges(moved=(there or torch.device("cpu")) != where):
         part = documents.part(low, high)

@@ -74,7 +74,7 @@ def scores(queries: list[Tensor], docs: list[Tensor]) -> list[Tensor]:
     if len(distinct) == 1:
         return list(score(queries[0], documents)[0].unbind())
     row = {key: i for i, key in enumerate(distinct)}
-    pairs = torch.tensor([[row[id(query)], i] for i, query in enumerate(queries)])
+    pairs = torch.tensor([[row[id(query)], i] for i, query in enumerate(queries)], device="cpu")
     return list(score_pairs(list(distinct.values()), documents, pairs).unbind())
 
 

@@ -10,7 +10,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -57,24 +58,44 @@ def run(jobs: Iterable[Job], work: Callable[[Job, Scratch], None], threads: int)
     if threads == 1:
         drain()
         return
-    pool = _workers(threads)
-    futures = [pool.submit(drain) for _ in range(min(threads, len(queue)))]
+    futures = list[Future[None]]()
     try:
+        with suppress(RuntimeError):  # no thread is to be had: the main one has ended, or there are too many
+            pool = _workers(threads)
+            for _ in range(min(threads, len(queue))):
+                futures.append(pool.submit(drain))
+        if not futures:
+            _alone(drain)
         for future in futures:
             future.result()
     finally:
         queue.clear()  # after an error or an interrupt the others stop at their next job
 
 
+def _alone(work: Callable[[], None]) -> None:
+    """On this thread, with the bits of others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        work()
+    finally:
+        torch.set_num_threads(before)
+
+
 def _workers(count: int) -> ThreadPoolExecutor:
+    """Raises RuntimeError where a thread cannot be started."""
     global _pool, _size
     with _lock:
         if _pool is None or _size < count:
+            pool, ready = ThreadPoolExecutor(count, thread_name_prefix="maxsim"), threading.Barrier(count)
+            try:
+                for future in [pool.submit(_stay_single, ready) for _ in range(count)]:
+                    future.result()
+            except RuntimeError:
+                ready.abort()  # those that were started wait for the others
+                raise
             # the smaller one is not shut down: another thread may be about to use it, and unused it ends by itself
-            _pool, _size = ThreadPoolExecutor(count, thread_name_prefix="maxsim"), count
-            ready = threading.Barrier(count)
-            for future in [_pool.submit(_stay_single, ready) for _ in range(count)]:
-                future.result()
+            _pool, _size = pool, count
             # each thread has its own number, but the last one set is also the default of threads yet to come: put that
             # back, from a thread of no account
             keeper = threading.Thread(target=torch.set_num_threads, args=(torch.get_num_threads(),))

@@ -122,7 +122,7 @@ class Quantized:
             low, high, step = index.indices(len(self))
             if step == 1:
                 return self._range(low, max(low, high))
-            index = torch.arange(len(self))[index] if step > 0 else torch.tensor(range(low, high, step))
+            index = torch.from_numpy(np.arange(low, high, step))
         if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
             index = [int(index)]
         chosen = numbers(index, "documents to select", "whole numbers")
@@ -205,7 +205,12 @@ class Quantized:
 
         Args:
             dtype: any float dtype; each value is computed in float32 and rounded to it once.
+
+        Raises:
+            TypeError: another dtype.
         """
+        if not dtype.is_floating_point:
+            raise TypeError(f"dtype must be one of floats, got {dtype}")
         if self.starts is None:
             N, L, _ = self.codes.shape
             return self._tokens(dtype).view(N, L, self.width)

@@ -7,6 +7,7 @@ when an older version would read a file wrongly.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
@@ -30,6 +31,14 @@ KIND = "maxsim.quantized"
 SOURCES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
+def name_beside(path: Path) -> Path:
+    """For a file that takes the place of `path` when it is whole. Raises FileNotFoundError where there is no such
+    folder."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
+    return path.with_name(f".{uuid.uuid4().hex}.tmp")
+
+
 def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
     """As `Quantized.save`."""
     if documents.per_query:
@@ -46,7 +55,7 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
     path = Path(path).resolve()  # a link stays, what it names is replaced
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file")
-    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    temporary = name_beside(path)
     metadata = metadata_of(codes, documents.saturated, sums)
     try:
         with open(temporary, "x") as file:
@@ -57,7 +66,7 @@ def save(documents: Quantized, path: str | os.PathLike[str]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except SafetensorError as error:
-        raise OSError(f"{temporary}: cannot be written: {error}") from error
+        raise OSError(f"{path}: cannot be written: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

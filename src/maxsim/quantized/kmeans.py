@@ -17,7 +17,7 @@ def kmeans(points: Tensor, count: int, iterations: int, seed: int) -> Tensor:
     if n <= count:
         return points.clone()
     generator = torch.Generator().manual_seed(seed)
-    centroids = points[torch.randperm(n, generator=generator)[:count].to(points.device)].clone()
+    centroids = points[torch.randperm(n, generator=generator, device="cpu")[:count].to(points.device)].clone()
     for _ in range(iterations):
         nearest, distance = assign(points, centroids, True)
         order = nearest.sort(stable=True).indices
@@ -54,8 +54,8 @@ def assign(points: Tensor, centroids: Tensor, distances: bool = False) -> tuple[
 def sample_rows(rows: int, most: int, seed: int) -> Tensor:
     """`most` of `rows` rows, int64, never falling; all where there are no more."""
     if rows <= most:
-        return torch.arange(rows)
+        return torch.arange(rows, device="cpu")
     generator = torch.Generator().manual_seed(seed)
     if rows <= 4 * most:
-        return torch.randperm(rows, generator=generator)[:most].sort().values
-    return torch.randint(rows, (most,), generator=generator).sort().values
+        return torch.randperm(rows, generator=generator, device="cpu")[:most].sort().values
+    return torch.randint(rows, (most,), generator=generator, device="cpu").sort().values

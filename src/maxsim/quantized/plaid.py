@@ -131,7 +131,7 @@ class Index:
         if len(wrong):
             raise ValueError(f"{names[1]} names centroid {int(wrong[0])}, they are numbered 0 to {count - 1}")
         plain = dataclasses.replace(self.tables, centroid=own.int(), renormalize=False)
-        ends = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
+        ends = torch.tensor(lengths, dtype=torch.int64, device="cpu").cumsum(0)
         starts = torch.cat([ends.new_zeros(1), ends])[:-1]
         made = Quantized(codes.contiguous(), plain, max(lengths, default=0), starts, ends, True)
         check(made)  # before anything is decoded
@@ -172,7 +172,7 @@ def _centroids(tables: Codes) -> Tensor:
 def _inverses(codes: Tensor, parameters: Codes) -> Tensor:
     read = dataclasses.replace(parameters, inverse=None).reader(codes)
     parts = [residual.inverses(read(slice(low, low + BLOCK))) for low in range(0, len(codes), BLOCK)]
-    return torch.cat(parts) if parts else torch.empty(0, device="cpu")
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _json(path: Path) -> Any:

@@ -35,7 +35,7 @@ def train(sample: Tensor, count: int, bits: int, seed: int) -> tuple[Tensor, Ten
     buckets that are equally full, each standing for its median. Centroids and weights are float16 where next to
     residuals that changes nothing, as in those libraries: reading centroids is what decoding takes on a GPU."""
     generator = torch.Generator().manual_seed(seed + 1)
-    shuffled = sample[torch.randperm(len(sample), generator=generator).to(sample.device)]
+    shuffled = sample[torch.randperm(len(sample), generator=generator, device="cpu").to(sample.device)]
     centroids = kmeans(shuffled[: POINTS * count], count, ITERATIONS, seed)
     held = shuffled[-HELD_OUT:]
     residuals = held - centroids[assign(held, centroids)[0]]
@@ -45,7 +45,7 @@ def train(sample: Tensor, count: int, bits: int, seed: int) -> tuple[Tensor, Ten
         centroids = halves
         residuals = held - centroids[assign(held, centroids.float())[0]]
     step = 1 / (1 << bits)
-    share = torch.arange(1 << bits, dtype=torch.float64) * step
+    share = torch.arange(1 << bits, dtype=torch.float64, device="cpu") * step
     weights = quantiles(residuals, share + step / 2)
     return centroids, quantiles(residuals, share[1:]), weights.to(centroids.dtype)
 

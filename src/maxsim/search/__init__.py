@@ -46,7 +46,8 @@ class Corpus(Store):
     An id is a str or an int, and 1 and "1" are two ids. Embeddings are kept in one dtype (float16 unless told), which
     queries are converted to, or as codes. Each change is one transaction, seen by other handles and processes from its
     commit on; after a crash the folder opens as it was before or after. It may be moved, copied, read from a read-only
-    place, and used from several threads and processes; a second writer waits for the first.
+    place, and used from several threads and processes (a handle that is pickled opens the folder there); a second
+    writer waits for the first.
     """
 
     def __init__(
@@ -90,6 +91,10 @@ class Corpus(Store):
             CorpusError: damaged, of a newer format, or locked; names the file and what is wrong.
         """
         return cls(path, device, home, shard)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what other processes are sent, are handles of their own on the same folder."""
+        return type(self), (self.path, self.device, self.home, self.shard)
 
     @property
     def home(self) -> str:

@@ -60,7 +60,7 @@ def count_of(asked: Tensor | Packed) -> int:
 def query_lengths(asked: Tensor | Packed) -> Tensor:
     """int64 `[NQ]`, on the queries' device."""
     if isinstance(asked, Tensor):
-        return torch.full((asked.shape[0],), asked.shape[1], device=asked.device)
+        return torch.full((asked.shape[0],), asked.shape[1], dtype=torch.int64, device=asked.device)
     return asked.offsets.long().diff()
 
 

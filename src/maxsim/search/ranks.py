@@ -118,7 +118,8 @@ def _digest(asked: Tensor | Packed) -> int:
 def _merged(talk: Talk, corpus: Corpus, asked: Tensor | Packed, selection: Selection, k: int) -> Winners:
     """The winners of all ranks, on the CPU."""
     NQ, failure = count_of(asked), None
-    scores, positions = torch.full((NQ, k), float("-inf")), torch.full((NQ, k), -1)
+    scores = torch.full((NQ, k), float("-inf"), dtype=torch.float32, device="cpu")
+    positions = torch.full((NQ, k), -1, dtype=torch.int64, device="cpu")
     try:
         own = winners(asked, corpus.place, selection, k)
         scores[:, : own.scores.shape[1]], positions[:, : own.scores.shape[1]] = own.scores, own.positions

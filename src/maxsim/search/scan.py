@@ -28,7 +28,7 @@ class Winners(NamedTuple):
 def winners(asked: Tensor | Packed, home: Home, selection: Selection, k: int) -> Winners:
     """The k best documents of each query among the selected ones: score descending, then position ascending."""
     NQ = count_of(asked)
-    none = Winners(torch.empty(NQ, 0, device=home.device), torch.empty(NQ, 0, dtype=torch.int64, device=home.device))
+    none = Winners(*(torch.empty(NQ, 0, dtype=each, device=home.device) for each in (torch.float32, torch.int64)))
     k = min(k, selection.documents)
     if not k or not NQ or not home.parts(selection):
         return none
@@ -60,7 +60,7 @@ def pair_scores(asked: Tensor | Packed, pairs: Tensor, home: Home, selection: Se
     corpus keeps them. Only these documents are read."""
     positions, which = torch.unique(pairs[:, 1], return_inverse=True)
     which, order = which.sort(stable=True)
-    found = torch.empty(len(pairs), device=home.device)
+    found = torch.empty(len(pairs), dtype=torch.float32, device=home.device)
     ends = torch.bincount(which, minlength=len(positions)).cumsum(0).cpu()  # of each document's pairs
     low = first = 0
     for block in home.pick(selection, positions.cpu(), exact=True):

@@ -151,7 +151,11 @@ class Pipe:
 
     def _prepare(self, n: int) -> None:
         """Has the thread bring segment n into the host's buffer."""
-        self._read = self._reader.submit(self._bring, n)
+        try:
+            self._read = self._reader.submit(self._bring, n)
+        except RuntimeError:  # no thread is to be had, as where the main one has ended
+            self._read = Future()
+            self._read.set_result(self._bring(n))
 
     def _bring(self, n: int) -> Tensor:
         if self._image is not None:
@@ -174,6 +178,6 @@ class Pipe:
 def _host(size: int, device: torch.device) -> Tensor:
     """Page-locked, where a GPU copies from it: with that GPU current, since another would be started for it."""
     if device.type != "cuda":
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     with torch.cuda.device(device):
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
