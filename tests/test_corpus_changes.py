@@ -11,7 +11,7 @@ from stores import document, fill, ranking
 from test_corpus_codes import CODECS, DIM, LENGTHS, data, expected, found, made, old
 
 import maxsim
-from maxsim.corpus import segments
+from maxsim.corpus import checking, segments
 from maxsim.search import Corpus
 
 QUERY = document(77, 3)
@@ -281,7 +281,23 @@ def test_only_candidates_are_read(tmp_path, monkeypatch):
     assert seen[0].documents.data.data_ptr() == base.data_ptr()  # in place
 
 
-def test_check_tells_of_a_corpus_that_does_not_open(corpus):
+def test_check_while_another_process_compacts(corpus, monkeypatch):
+    """Files that are no more are no fault; those that the catalogue still names are."""
+    for name in "abc":
+        fill(corpus, [1, 2], name)
+    real = checking.open_segment
+
+    def compacted(*args):
+        monkeypatch.setattr(checking, "open_segment", real)
+        Corpus.open(corpus.path).compact()
+        return real(*args)
+
+    monkeypatch.setattr(checking, "open_segment", compacted)
+    assert corpus.check() == []
+    assert corpus.info().segments == 1 and len(corpus) == 6
+
+
+def test_check_tells_of_a_corpus_that_does_not_open(corpus, monkeypatch):
     from maxsim.corpus import problems_of
 
     fill(corpus, [1, 2])
@@ -293,6 +309,12 @@ def test_check_tells_of_a_corpus_that_does_not_open(corpus):
     assert len(told) == 2
     assert "00000001.safetensors: missing" in told[0]
     assert "00000002.safetensors: its bytes have changed" in told[1]
+    lost = Corpus.create(corpus.path.parent / "unread", 8)
+    fill(lost, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(checking, "sha256", lambda path: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        (error,) = problems_of(lost.path)
+    assert error.endswith("00000001.safetensors: cannot be read: [Errno 5] Input/output error")
     (corpus.path / "catalogue.sqlite").write_bytes(b"nothing of the kind" * 99)
     assert "catalogue.sqlite" in problems_of(corpus.path)[0]
     shutil.rmtree(corpus.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 from . import rows as sql
@@ -33,24 +34,39 @@ def problems_of(folder: Path) -> list[str]:
                 problems += [f"{catalogue.path}: {each}" for each in _changed(db)]
     except CorpusError as error:
         return [str(error)]
-    coding, files = Coding(made.dim, made.dtype, made.exact, made.options), list[tuple[str, str]]()
+    coding = Coding(made.dim, made.dtype, made.exact, made.options)
     if made.codebook is not None:
         try:
             coding = open_codebook(place, made.codebook, coding)
-            files.append((made.codebook.file, made.codebook.sha256))
+            _compare(place, made.codebook)
         except CorpusError as error:
             problems.append(str(error))
     if not coding.trained and records:
         problems.append(f"{place}: {len(records)} segments cannot be looked at without their tables")
         records = []
+    wrong = dict[str, str]()  # by file
     for record in records:
         try:
             list(open_segment(place, record, coding).tensors.values())  # codes are looked at where they are given out
-            files.append((record.file, record.sha256))
+            _compare(place, record)
         except CorpusError as error:
-            problems.append(str(error))
-    problems += [f"{place / name}: {CHANGED}" for name, digest in files if sha256(place / name) != digest]
-    return problems
+            wrong[record.file] = str(error)
+    if wrong:
+        with suppress(CorpusError), catalogue.reading() as db:
+            there = {record.file for record in sql.segment_records(db)}
+            wrong = {file: what for file, what in wrong.items() if file in there}  # others were compacted meanwhile
+    return [*problems, *wrong.values()]
+
+
+def _compare(place: Path, record: sql.SegmentRecord | sql.FileRecord) -> None:
+    """Raises CorpusError where a file's bytes are not those that were written, or cannot be read."""
+    path = place / record.file
+    try:
+        same = sha256(path) == record.sha256
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error}") from error
+    if not same:
+        raise CorpusError(f"{path}: {CHANGED}")
 
 
 def _changed(db: sqlite3.Connection) -> list[str]:
