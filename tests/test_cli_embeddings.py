@@ -14,7 +14,7 @@ from test_cli import one_line, run  # noqa: F401
 from test_residual import write_index
 
 from maxsim import progress
-from maxsim.corpus import segments
+from maxsim.corpus import CorpusError, adding, segments
 from maxsim.quantized import Quantized, plaid
 from maxsim.search import Corpus
 
@@ -157,7 +157,54 @@ def test_added_files_are_told_where_another_fails(run):  # noqa: F811
     assert last.startswith("maxsim: c.npz: 2 bytes, damaged: ")
     assert Corpus.open("store").ids() == [0, 1, 5, 6]
     one_line(run("add", "store", "c.npz", "a.npz", code=1))
+    np.savez("i.npz", a=np.ones((2, DIM), int))
+    for words in (["add", "store", "i.npz"], ["index", "i.npz", "new"]):
+        error = one_line(run(*words, code=1))
+        assert error == "maxsim: i.npz: embeddings[a] must hold floats, got torch.int64\n"
     assert "none.npz" in run("add", "store", "none.npz", code=1).stderr
+
+
+def stopped_at(monkeypatch, count, error):
+    """The segment of that number is not written any more."""
+    calls, real = [], segments.write_segment
+
+    def write_segment(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == count:
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(adding, "write_segment", write_segment)
+
+
+def test_what_was_added_before_a_fault_is_told(run, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 64)
+    arrays("a.npz")
+    arrays("b.npz", 5)
+    with monkeypatch.context() as patch:
+        stopped_at(patch, 2, CorpusError("disk full"))
+        lines = run("index", "a.npz", "store", code=1).stderr.splitlines()
+    assert lines[-2:] == ["maxsim: added 1 document of a.npz; a.npz is what failed:", "maxsim: disk full"]
+    with monkeypatch.context() as patch:
+        stopped_at(patch, 3, CorpusError("disk full"))
+        lines = run("add", "store", "a.npz", "b.npz", code=1).stderr.splitlines()
+    assert lines[-2] == "maxsim: added 1 document of a.npz, 1 document of b.npz; b.npz is what failed:"
+    with monkeypatch.context() as patch:
+        run("delete", "store", "0", "5")
+        stopped_at(patch, 2, KeyboardInterrupt())
+        lines = run("add", "store", "a.npz", "b.npz", code=130).stderr.splitlines()
+    assert lines[-1] == "maxsim: stopped; store holds 2 documents, run the same command to go on"
+    assert not any("failed" in line for line in lines)
+    assert json.loads(run("add", "store", "a.npz", "b.npz", "--json").stdout)["corpus"] == "store"
+    assert Corpus.open("store").ids() == [1, 0, 5, 6]
+
+
+def test_another_process_makes_the_corpus_meanwhile(run, monkeypatch):  # noqa: F811
+    arrays("a.npz")
+    create = Corpus.create
+    monkeypatch.setattr(Corpus, "create", lambda *args, **kwargs: [create(*args, **kwargs) for _ in range(2)])
+    assert "another process has just made a corpus in store; give" in one_line(run("index", "a.npz", "store", code=1))
+    assert Corpus.open("store").ids() == []
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "npz", "parquet"])

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from stores import document
 from torch.nn.functional import pad
 
-from maxsim.corpus import files
+from maxsim.corpus import FileError, files
 from maxsim.search import Corpus
 
 LENGTHS = [3, 0, 2, 5, 0, 0]
@@ -100,7 +100,9 @@ def test_parquet_of_one_length(tmp_path):
     assert torch.equal(corpus.get("1").embeddings, PADDED[3].half())
     times = pa.table({"id": IDS, "embeddings": lists, "when": pa.array([0] * 6, pa.timestamp("s"))})
     parquet.write_table(times, tmp_path / "times.parquet")
-    with pytest.raises(TypeError, match="of document 'a' is not JSON, at 'when': Object of type datetime"):
+    with pytest.raises(
+        FileError, match=r"times\.parquet: .* of document 'a' is not JSON, at 'when': Object of type datetime"
+    ):
         corpus.add_file(tmp_path / "times.parquet")
 
 

@@ -4,6 +4,8 @@ told before anything is changed."""
 from __future__ import annotations
 
 import json
+import threading
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -177,6 +179,10 @@ def test_other_texts_and_metadata(tmp_path):
     with pytest.raises(FileError, match="another text under the id 'd0'"):
         corpus.lacking(opened(path))
     assert state(corpus) == before
+    corpus.update(["d1"], metadata=[{"n": True}])  # Python has it equal to 1
+    with pytest.raises(FileError, match="other metadata under the id 'd1'"):
+        corpus.lacking(opened(write(path)))
+    corpus.update(["d1"], metadata=[{"n": 1}])
     corpus.update(["d4"], metadata=[{"n": 4, "more": 1}])
     write(path)
     assert add(corpus, path, replace=True) == (0, 1, 9)
@@ -235,13 +241,42 @@ def test_what_changes_between_looking_and_adding(tmp_path):
         corpus.add_lacking(lacking)
     corpus.delete(["d7"])
     assert add(corpus, path)[1:] == (0, 7)  # what was added before
-    for change in (lambda: write(path, IDS[:4], LENGTHS[:4], tokens_of()[:10]), lambda: path.write_bytes(b"PK")):
+    changes = [
+        lambda: write(path, IDS[:4], LENGTHS[:4], tokens_of()[:10]),
+        lambda: write(path, [*IDS, "d10"], [*LENGTHS, 2], np.concatenate([tokens_of(), tokens_of(1)[:2]])),
+        lambda: path.write_bytes(b"PK"),
+    ]
+    for change in changes:
         other = Corpus.create(tmp_path / f"other{len(list(tmp_path.iterdir()))}", 16)
         lacking = other.lacking(opened(write(path)))
         change()
         with pytest.raises(FileError, match=r"x\.npz: this, or the corpus, has changed since it was looked at: "):
             other.add_lacking(lacking)
-        assert other.check() == []
+        assert other.check() == [] and "d10" not in other
+
+
+def test_discard(tmp_path):
+    """What holds nothing goes, unless another writer is just adding: it is waited for, and its corpus stays."""
+    for keep in (False, True):
+        corpus = Corpus.create(tmp_path / "store", 16)
+        corpus.discard(keep)
+        assert (tmp_path / "store").exists() == keep
+        with pytest.raises(FileNotFoundError, match="is not a corpus"):
+            corpus.add([1], [document(1, 2, 16)])
+    corpus = Corpus.create(tmp_path / "store", 16)
+    began = threading.Event()
+
+    def embeddings():
+        began.set()
+        time.sleep(0.1)
+        yield document(1, 2, 16)
+
+    other = threading.Thread(target=lambda: Corpus.open(corpus.path).add([1], embeddings()))
+    other.start()
+    began.wait()
+    corpus.discard(keep=False)
+    other.join()
+    assert corpus.ids() == [1] and corpus.check() == []
 
 
 def test_no_tokens_to_train_on(tmp_path):

@@ -84,7 +84,7 @@ def test_metadata_nested_too_deep(tmp_path):
     corpus, deep = one(tmp_path / "c", "x", 1), {}
     for _ in range(5000):
         deep = {"d": deep}
-    with pytest.raises(TypeError, match="nested more than 100 deep"):
+    with pytest.raises(ValueError, match="nested more than 100 deep"):
         corpus.update(["x"], metadata=[deep])
 
 

@@ -20,7 +20,17 @@ import typer
 
 from .. import __version__, sources
 from . import changes, embeddings, searching
-from .errors import check_same, check_width, device_of, interrupted, orderly_stop, plain_errors, refusals, stop
+from .errors import (
+    check_same,
+    check_width,
+    device_of,
+    interrupted,
+    only_maker,
+    orderly_stop,
+    plain_errors,
+    refusals,
+    stop,
+)
 from .options import CorpusPath, Device, Json
 from .output import count, passed_over, print_json, told_added, warn_cut
 
@@ -129,15 +139,9 @@ def index(
         check_same("exact", exact.value if exact else kept.exact, kept.exact, corpus)
     encoder = encode.load(model, place)
     if target is None:
-        try:
-            kind, copy = (dtype or Dtype.float16).value, exact.value if exact else None
+        kind, copy = (dtype or Dtype.float16).value, exact.value if exact else None
+        with only_maker(corpus):
             target = Corpus.create(corpus, encoder.dim, kind, encoder.name, exact=copy)
-        except FileExistsError as error:
-            if "already holds a corpus" not in str(error):
-                raise
-            stop(
-                f"another process has just made a corpus in {corpus}; give the same command again to add what it lacks"
-            )
     check_width(encoder, target)
     todo = sum(1 for _ in indexing.new_texts(target, sources.read(source), replace))
     try:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import check_same, interrupted, orderly_stop, plain_errors, refusals, stop
+from .errors import check_same, interrupted, only_maker, orderly_stop, plain_errors, refusals, stop
 from .options import CorpusPath, Json
 from .output import count, print_json, told_added
 
@@ -28,14 +29,16 @@ def index_embeddings(
     from ..search import Corpus
 
     start, there, made = time.monotonic(), corpus.exists(), False
-    with orderly_stop(), refusals():
+    numbers: dict[Path, int] = {source: 0}
+    with orderly_stop(), refusals(), _stays(numbers):
         given = opened(source)
         try:
             target = Corpus.open(corpus)
         except FileNotFoundError:
             kept = kept_by(given)
             more = kept.options if dtype in (None, kept.dtype) else {}
-            target = Corpus.create(corpus, kept.dim, dtype or kept.dtype, model, exact=exact, **more)
+            with only_maker(corpus):
+                target = Corpus.create(corpus, kept.dim, dtype or kept.dtype, model, exact=exact, **more)
             made = True
         else:
             facts = target.info()
@@ -44,49 +47,60 @@ def index_embeddings(
             if model is not None:
                 check_same("model", model, facts.encoder, corpus)
         try:
-            done = _add(target, given, replace)
+            done = _add(target, corpus, given, replace, numbers)
         except BaseException:
-            if made and not target.info().segments:  # else what was added, by another process too, stays
-                _remove(corpus, keep=there)
+            if made:
+                target.discard(keep=there)
             raise
-    _tell(target, [done], replace, as_json, round(time.monotonic() - start, 3))
+    _tell(target, corpus, [done], replace, as_json, round(time.monotonic() - start, 3))
 
 
-def _add(target: Corpus, source: Source, replace: bool) -> Lacking:
-    """What the corpus lacks of a source, a part at a time; returns what that was."""
+def _add(target: Corpus, corpus: Path, source: Source, replace: bool, numbers: dict[Path, int]) -> Lacking:
+    """What the corpus lacks of a source, a part at a time; returns what that was. numbers: of documents that were
+    added, by source."""
     from ..progress import track
 
     try:
         with track("looking", None) as progress:
             lacking = target.lacking(source, replace, progress)
         with track("adding", lacking.added + lacking.replaced) as progress:
-            target.add_lacking(lacking, progress)
+
+            def added(documents: int) -> None:
+                numbers[source.path] += documents
+                progress(documents)
+
+            target.add_lacking(lacking, added)
     except KeyboardInterrupt:
         documents = len(target)
         if not documents:  # of a new corpus, which goes
             raise
-        stop(interrupted(target.path, documents), 130)
+        stop(interrupted(corpus, documents), 130)
     return lacking
 
 
-def _tell(target: Corpus, done: list[Lacking], replace: bool, as_json: bool, seconds: float) -> None:
+def _tell(target: Corpus, corpus: Path, done: list[Lacking], replace: bool, as_json: bool, seconds: float) -> None:
     added, replaced, skipped = (sum(getattr(each, name) for each in done) for name in ("added", "replaced", "skipped"))
     if as_json:
         counts = {"added": added, "replaced": replaced, "skipped": skipped, "documents": len(target)}
-        print_json({"corpus": str(target.path), **counts, "seconds": seconds})
+        print_json({"corpus": str(corpus), **counts, "seconds": seconds})
     else:
-        typer.echo(told_added(target.path, added, replaced if replace else None, skipped, len(target)))
+        typer.echo(told_added(corpus, added, replaced if replace else None, skipped, len(target)))
 
 
-def _remove(corpus: Path, keep: bool) -> None:
-    """A corpus that holds nothing. keep: the folder, which was there before."""
-    for path in corpus.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    if not keep:
-        corpus.rmdir()
+@contextmanager
+def _stays(numbers: dict[Path, int]) -> Iterator[None]:
+    """Where something fails, what was added stays, and is told. numbers: of documents of each source, the last being
+    the one that fails."""
+    try:
+        yield
+    except typer.Exit:  # it was told what there is
+        raise
+    except Exception:
+        *_, last = numbers
+        said = [f"{count(n, 'document')} of {path}" for path, n in numbers.items() if n or path != last]
+        if said:
+            typer.echo(f"maxsim: added {', '.join(said)}; {last} is what failed:", err=True)
+        raise
 
 
 @plain_errors
@@ -115,17 +129,12 @@ def add(
 
     start, target = time.monotonic(), Corpus.open(corpus)
     done: list[Lacking] = []
-    with orderly_stop(), refusals():
+    numbers: dict[Path, int] = {}
+    with orderly_stop(), refusals(), _stays(numbers):
         for path in files:
-            try:
-                done.append(_add(target, opened(path), replace))
-            except Exception:
-                if done:  # these stay
-                    numbers = [count(each.added + each.replaced, "document") for each in done]
-                    said = ", ".join(f"{number} of {each}" for number, each in zip(numbers, files, strict=False))
-                    typer.echo(f"maxsim: added {said}; {path} is what failed:", err=True)
-                raise
-    _tell(target, done, replace, as_json, round(time.monotonic() - start, 3))
+            numbers[path] = numbers.pop(path, 0)
+            done.append(_add(target, corpus, opened(path), replace, numbers))
+    _tell(target, corpus, done, replace, as_json, round(time.monotonic() - start, 3))
 
 
 @plain_errors

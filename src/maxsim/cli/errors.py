@@ -86,6 +86,17 @@ def orderly_stop() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def only_maker(corpus: Path) -> Iterator[None]:
+    """Of two processes that make a corpus at once the second is told so."""
+    try:
+        yield
+    except FileExistsError as error:
+        if "already holds a corpus" not in str(error):
+            raise
+        stop(f"another process has just made a corpus in {corpus}; give the same command again to add what it lacks")
+
+
 def interrupted(corpus: Path, documents: int) -> str:
     """What is told after Ctrl-C, of a command that goes on where it was."""
     return f"stopped; {corpus} holds {count(documents, 'document')}, run the same command to go on"

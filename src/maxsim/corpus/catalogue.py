@@ -6,6 +6,8 @@ locked. SQLite's rollback journal makes each change one transaction; readers nev
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,6 +138,17 @@ class Catalogue:
             sums.seal(db)
             db.execute("COMMIT")
 
+    def discard(self, keep: bool) -> None:
+        """As `Store.discard`."""
+        with self._connection("rw") as db:
+            db.execute("BEGIN IMMEDIATE")  # whoever is adding ends first
+            self._check_format(db)
+            empty = not db.execute("SELECT count(*) FROM segments").fetchone()[0]
+            if empty and os.name != "nt":  # before another writer can begin
+                _remove(self.path.parent, keep)
+        if empty and os.name == "nt":  # which removes no open file
+            _remove(self.path.parent, keep)
+
     def check(self, db: sqlite3.Connection) -> None:
         """Raises CorpusError where settings, segments or definitions of tables have changed since they were written."""
         if format_of(db) >= 3 and sums.broken(db):
@@ -197,6 +210,16 @@ class Catalogue:
         if version < 3 and "sum" in {row[1] for row in db.execute("PRAGMA table_info(corpus)")}:
             raise CorpusError(f"{self.path}: says that it has format {version}, and has the tables of a newer one")
         return version
+
+
+def _remove(folder: Path, keep: bool) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not keep:
+        folder.rmdir()
 
 
 def format_of(db: sqlite3.Connection) -> int:

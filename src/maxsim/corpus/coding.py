@@ -179,7 +179,8 @@ class Coding:
     def agree(self, kept: Mapping[str, Tensor], tokens: Tensor, offsets: Tensor) -> Tensor:
         """Documents as for `encode` beside the codes of as many documents of these lengths, tensors of a segment (their
         `as_bytes`) → of each token whether these are its codes, bool `[T]`. How the nearest of equally near ones was
-        chosen does not count."""
+        chosen does not count; of residual not even whether another centroid is nearer, since finding that is most of
+        encoding."""
         tables = self.tables
         if not len(tokens):
             return torch.ones(0, dtype=torch.bool, device="cpu")

@@ -57,14 +57,15 @@ def encode_metadata(id: Id, metadata: object) -> str | None:
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
-                raise TypeError(f"the metadata of document {id!r} is not JSON, at {key!r}: {error}") from None
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"the metadata of document {id!r} is not JSON, at {key!r}: {error}") from None
         raise
 
 
 def _check_metadata(id: Id, value: object, levels: int) -> None:
     """What JSON would change or SQLite would not read: keys that are no str, nesting, and the character 0."""
     if levels == 0:
-        raise TypeError(f"the metadata of document {id!r} are nested more than {MOST_LEVELS} deep")
+        raise ValueError(f"the metadata of document {id!r} are nested more than {MOST_LEVELS} deep")
     if isinstance(value, str):
         if "\0" in value:
             raise ValueError(f"the metadata of document {id!r} hold the character 0, at which filters end: {value!r}")

@@ -35,9 +35,27 @@ class Floats:
         """All documents.
 
         Raises:
-            FileError, ImportError, OSError: as `files.read`. ValueError, TypeError: as `Corpus.add`.
+            FileError: as `files.read`, and ids, embeddings or metadata of a type that a corpus does not take.
+            ImportError, OSError: as `files.read`. ValueError: as `Corpus.add`.
         """
-        taker.add_rows(self._rows(taker.dim), replace)
+        try:
+            taker.add_rows(self._rows(taker.dim), replace)
+        except TypeError as error:
+            raise FileError(f"{self.path}: {error}") from error
+
+    def dim(self) -> int:
+        """The width of the first document.
+
+        Raises:
+            FileError, ImportError, OSError: as `add_to`, or there are no documents.
+        """
+        row = next(files.read(self.path), None)
+        if row is None:
+            raise FileError(f"{self.path}: holds no documents")
+        try:
+            return document_of(row.embeddings, row.id).shape[1]
+        except TypeError as error:
+            raise FileError(f"{self.path}: {error}") from error
 
     def _rows(self, dim: int) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
         for row in files.read(self.path):
@@ -87,14 +105,11 @@ def kept_by(source: Source) -> Kept:
     """Of the documents of a source; of floats the first one says the width.
 
     Raises:
-        FileError, ImportError, OSError: as `files.read`, or there are no documents.
+        FileError, ImportError, OSError: as `Floats.dim`.
     """
     if not isinstance(source, Floats):
         return _of_codes(source.tables)
-    row = next(files.read(source.path), None)
-    if row is None:
-        raise FileError(f"{source.path}: holds no documents")
-    return Kept(document_of(row.embeddings, row.id).shape[1], "float16", {})
+    return Kept(source.dim(), "float16", {})
 
 
 def _of_codes(codes: Codes) -> Kept:

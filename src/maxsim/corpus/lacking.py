@@ -131,12 +131,13 @@ def _differ(kept: sql.Row, given: Pending) -> str | None:
     """In what a document of the corpus is not the one given, but for embeddings."""
     if kept.text != given.text:
         return "another text"
-    same = kept.metadata == given.metadata or _fields(kept.metadata) == _fields(given.metadata)
+    same = _fields(kept.metadata) == _fields(given.metadata)
     return None if same else "other metadata"
 
 
-def _fields(metadata: str | None) -> Any:
-    return json.loads(metadata or "{}")
+def _fields(metadata: str | None) -> str:
+    """In one order; as JSON still, of which true is not 1."""
+    return json.dumps(json.loads(metadata or "{}"), sort_keys=True)
 
 
 def _floats_equal(lot: Lot, coding: Coding, tokens: Tensor, bounds: Bounds) -> list[bool]:
@@ -215,7 +216,7 @@ class Parts:
 
     def add_rows(self, rows: Iterable[tuple[Any, Any, Any, Any, Any]], replace: bool) -> None:
         for row in rows:
-            if next(self._found, NEW) == THERE:
+            if self._next() == THERE:
                 continue
             if self._adding is not None and not self._adding.room(len(row[1])):
                 self._commit()
@@ -223,7 +224,7 @@ class Parts:
             self._count += 1
 
     def add_documents(self, rows: Sequence[Given], documents: Quantized, replace: bool) -> None:
-        lacks = [next(self._found, NEW) != THERE for _ in rows]
+        lacks = [self._next() != THERE for _ in rows]
         if not any(lacks):
             return
         if not all(lacks):
@@ -232,6 +233,13 @@ class Parts:
         self._begun().add_documents(given, documents, replace)
         self._count += len(given)
         self._commit()
+
+    def _next(self) -> int:
+        """What was found of the next document."""
+        found = next(self._found, None)
+        if found is None:
+            raise ValueError("it has more documents")
+        return found
 
     def _begun(self) -> Adding:
         if self._adding is None:

@@ -149,8 +149,8 @@ class Store(Reader):
 
         Raises:
             ValueError: an id that is there already or comes twice, another width, numbers of ids and embeddings that
-                differ, NaN or infinity (also one that appears in the conversion; says where), no tokens to train codes
-                on.
+                differ, NaN or infinity (also one that appears in the conversion; says where, in metadata too), metadata
+                that are nested more than 100 deep, no tokens to train codes on.
             TypeError: ids that are neither str nor int, embeddings that are not floats, metadata that is not JSON.
             CorpusError: another process keeps writing, the disk is full, the folder cannot be written, or a row of the
                 catalogue that would be replaced is damaged.
@@ -186,11 +186,12 @@ class Store(Reader):
             the number of documents added.
 
         Raises:
-            ValueError: another kind of file, other contents, objects that are pickled (nothing is ever unpickled), an
-                index of other tables than a corpus of `residual` codes has; and as for `add`.
+            ValueError: another kind of file, other contents, ids, embeddings or metadata of a type that `add` does not
+                take, objects that are pickled (nothing is ever unpickled), an index of other tables than a corpus of
+                `residual` codes has; and as for `add`.
             ImportError: Parquet without pyarrow.
             OSError: the file cannot be read.
-            TypeError, CorpusError: as for `add`.
+            CorpusError: as for `add`.
         """
         source = opened(Path(path))
         with self._changing() as (_, adding):
@@ -205,7 +206,7 @@ class Store(Reader):
             source: what `maxsim.corpus.opened` gave.
             replace: documents that the corpus has otherwise (another text, other metadata or embeddings) are to be
                 replaced, instead of being an error. Where codes alone are kept, embeddings that would have the same
-                codes are no others.
+                codes are no others (`residual`: around the centroid of those there, whether or not another is nearer).
             progress: called with the number of documents looked at since the last call.
 
         Returns:
@@ -213,7 +214,7 @@ class Store(Reader):
 
         Raises:
             ValueError: a document that the corpus has otherwise; and as `add_file`.
-            ImportError, OSError, TypeError, CorpusError: as `add_file`.
+            ImportError, OSError, CorpusError: as `add_file`.
         """
         with self._seeing() as (_, snapshot):
             coding = snapshot.coding
@@ -237,6 +238,18 @@ class Store(Reader):
         """
         with Parts(self._changing, lacking, self.dim, progress) as parts:
             lacking.source.add_to(parts, lacking.replace)
+
+    def discard(self, keep: bool) -> None:
+        """Remove a corpus to which nothing was ever added; one that holds anything stays. Waits for whoever is
+        adding.
+
+        Args:
+            keep: the folder itself, emptied.
+
+        Raises:
+            FileNotFoundError: it has gone. OSError, CorpusError: it cannot be removed.
+        """
+        self._catalogue.discard(keep)
 
     def export(self, path: str | os.PathLike[str]) -> Exported:
         """Write all documents to files that other programs read, and `add_file` too, with bounded memory.
