@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fakes import DIM
 from test_cli import one_line, run  # noqa: F401
 from test_residual import write_index
 
-from maxsim import progress
+from maxsim import Packed, progress, quantize
 from maxsim.corpus import CorpusError, adding, segments
 from maxsim.quantized import Quantized, plaid
 from maxsim.search import Corpus
@@ -50,6 +51,11 @@ def test_index_of_embeddings(run):  # noqa: F811
     np.savez("none.npz", tokens=np.ones((0, 8)), lengths=np.zeros(0, int))
     assert "none.npz: holds no documents" in one_line(run("index", "none.npz", "nothing", code=1))
     assert not Path("nothing").exists()
+    np.savez("blank.npz", tokens=np.ones((0, 8)), lengths=np.zeros(2, int))
+    assert "blank.npz: holds no tokens, which say how wide" in one_line(run("index", "blank.npz", "nothing", code=1))
+    torch.save([torch.ones(0, 0), torch.ones(2, 4)], "blank.pt")  # the first says nothing of it
+    run("index", "blank.pt", "blank")
+    assert Corpus.open("blank").dim == 4
     Path("cut.npz").write_bytes(Path("a.npz").read_bytes()[:-9])
     assert "cut.npz: " in one_line(run("index", "cut.npz", "nothing", code=1))
 
@@ -225,6 +231,20 @@ def test_export(run, kind):  # noqa: F811
     run("index", "texts.jsonl", "anew")
     assert Corpus.open("anew").ids() == [0, 1, 2]
     assert "expected one of .safetensors" in one_line(run("export", "store", "out.csv", code=1))
+
+
+def test_metadata_that_no_corpus_takes(run):  # noqa: F811
+    """Of texts, and of embeddings: one line that names the document."""
+    arrays("a.npz")
+    quantize(Packed(torch.ones(2, DIM), [0, 2]), "int8").save("codes.safetensors")
+    for value, message in (("1e999", "is not JSON, at 'n'"), ("[" * 101 + "]" * 101, "nested more than 100 deep")):
+        line = f'{{"id": 0, "text": "red", "n": {value}}}\n'
+        Path("codes.jsonl").write_text(line)
+        Path("texts.jsonl").write_text(line)
+        Path("a.jsonl").write_text(line + '{"id": 1}\n')
+        for source in ("codes.safetensors", "a.npz", "texts.jsonl"):
+            error = run("index", source, "store", code=1).stderr.splitlines()[-1]
+            assert error.startswith("maxsim: the metadata of document 0 ") and message in error
 
 
 def test_a_folder_of_embeddings(run):  # noqa: F811

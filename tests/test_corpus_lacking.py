@@ -256,7 +256,7 @@ def test_what_changes_between_looking_and_adding(tmp_path):
 
 
 def test_discard(tmp_path):
-    """What holds nothing goes, unless another writer is just adding: it is waited for, and its corpus stays."""
+    """What holds nothing goes, unless another writer is just adding."""
     for keep in (False, True):
         corpus = Corpus.create(tmp_path / "store", 16)
         corpus.discard(keep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,7 @@ def index_embeddings(
 ) -> None:
     """`index` of a file or folder of embeddings, which makes the corpus if need be; without `dtype` one that keeps
     codes as they are, or float16."""
-    from ..corpus import kept_by, opened
+    from ..corpus import CorpusError, kept_by, opened
     from ..search import Corpus
 
     start, there, made = time.monotonic(), corpus.exists(), False
@@ -50,7 +50,8 @@ def index_embeddings(
             done = _add(target, corpus, given, replace, numbers)
         except BaseException:
             if made:
-                target.discard(keep=there)
+                with suppress(OSError, CorpusError):  # what went wrong before is to be told
+                    target.discard(keep=there)
             raise
     _tell(target, corpus, [done], replace, as_json, round(time.monotonic() - start, 3))
 

@@ -44,18 +44,21 @@ class Floats:
             raise FileError(f"{self.path}: {error}") from error
 
     def dim(self) -> int:
-        """The width of the first document.
+        """The width of the first document that says one.
 
         Raises:
-            FileError, ImportError, OSError: as `add_to`, or there are no documents.
+            FileError, ImportError, OSError: as `add_to`, or there are no documents, or none that has tokens.
         """
-        row = next(files.read(self.path), None)
-        if row is None:
-            raise FileError(f"{self.path}: holds no documents")
+        what = "documents"
         try:
-            return document_of(row.embeddings, row.id).shape[1]
+            for row in files.read(self.path):
+                width = document_of(row.embeddings, row.id).shape[1]
+                if width:
+                    return width
+                what = "tokens, which say how wide a corpus is"
         except TypeError as error:
             raise FileError(f"{self.path}: {error}") from error
+        raise FileError(f"{self.path}: holds no {what}")
 
     def _rows(self, dim: int) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
         for row in files.read(self.path):

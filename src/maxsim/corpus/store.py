@@ -240,8 +240,8 @@ class Store(Reader):
             lacking.source.add_to(parts, lacking.replace)
 
     def discard(self, keep: bool) -> None:
-        """Remove a corpus to which nothing was ever added; one that holds anything stays. Waits for whoever is
-        adding.
+        """Remove a corpus to which nothing was ever added; one that holds anything stays, and one that
+        somebody is adding to.
 
         Args:
             keep: the folder itself, emptied.
