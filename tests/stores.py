@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from maxsim.corpus import adding, segments
+
 
 def document(seed: int, length: int, dim: int = 8) -> torch.Tensor:
     """float32 [length, dim] of whole numbers from −2 to 2: many equal scores, each of them exact."""
@@ -30,3 +32,16 @@ def fill(corpus, lengths: Sequence[int], prefix: str = "d") -> dict[str | int, t
     documents = {f"{prefix}{i}": document(1000 + i, length, corpus.dim) for i, length in enumerate(lengths)}
     corpus.add(list(documents), list(documents.values()), texts=[f"text of {id}" for id in documents])
     return documents
+
+
+def stopped_at(monkeypatch, count: int, error: BaseException) -> None:
+    """The segment of that number, from now on, is not written any more."""
+    calls, real = [], segments.write_segment
+
+    def write_segment(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == count:
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(adding, "write_segment", write_segment)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from fakes import DIM
+from stores import stopped_at
 from test_cli import one_line, run  # noqa: F401
 from test_residual import write_index
 
 from maxsim import Packed, progress, quantize
-from maxsim.corpus import CorpusError, adding, segments
+from maxsim.corpus import CorpusError, segments
 from maxsim.quantized import Quantized, plaid
 from maxsim.search import Corpus
 
@@ -168,19 +169,6 @@ def test_added_files_are_told_where_another_fails(run):  # noqa: F811
         error = one_line(run(*words, code=1))
         assert error == "maxsim: i.npz: embeddings[a] must hold floats, got torch.int64\n"
     assert "none.npz" in run("add", "store", "none.npz", code=1).stderr
-
-
-def stopped_at(monkeypatch, count, error):
-    """The segment of that number is not written any more."""
-    calls, real = [], segments.write_segment
-
-    def write_segment(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == count:
-            raise error
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(adding, "write_segment", write_segment)
 
 
 def test_what_was_added_before_a_fault_is_told(run, monkeypatch):  # noqa: F811

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from stores import document
+from stores import document, stopped_at
 from test_residual import write_index
 
 import maxsim
-from maxsim.corpus import FileError, adding, opened, segments
+from maxsim.corpus import FileError, opened, segments
 from maxsim.search import Corpus
 
 LENGTHS = [3, 0, 2, 5, 1, 4, 0, 6, 2, 2]
@@ -68,19 +68,6 @@ def state(corpus):
     return corpus.ids(), corpus.texts(corpus.ids()), corpus.metadata(corpus.ids()), files
 
 
-def interrupted_at(monkeypatch, count):
-    """The segment of that number is not written any more."""
-    calls, real = [], segments.write_segment
-
-    def write_segment(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == count:
-            raise KeyboardInterrupt
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(adding, "write_segment", write_segment)
-
-
 SOURCES = [*KEPT, "index", "codes", "decoded"]
 
 
@@ -110,7 +97,7 @@ def test_interrupted_and_on_again(tmp_path, monkeypatch, kind):
     before = 0
     for _ in range(parts):
         with monkeypatch.context() as patch:
-            interrupted_at(patch, 2)  # one more segment each time; of codes in a file all at once
+            stopped_at(patch, 2, KeyboardInterrupt())  # one more segment each time; of codes in a file all at once
             with suppress(KeyboardInterrupt):
                 assert add(corpus, path) == (count - before, 0, before)
         before = len(corpus)

@@ -57,13 +57,7 @@ class Held(NamedTuple):
 
 def owners(steps: Steps, side: Side) -> Slot:
     """For consecutive items the one that holds each token row, int32 `[T]`, −1: none."""
-    found = steps.room(torch.int32, side.rows)
-    if side.rows:
-        steps.launch(
-            _owners_kernel, triton.cdiv(side.rows, 256),
-            found, side.starts, side.ends, side.count, side.rows, side.count.bit_length(), 256,
-        )  # fmt: skip
-    return found
+    return _searched(steps, side, _owners_kernel, side.rows, side.starts, side.ends)
 
 
 def holders_of(steps: Steps, side: Side, held: Held) -> Slot | None:
@@ -71,11 +65,16 @@ def holders_of(steps: Steps, side: Side, held: Held) -> Slot | None:
     one past the last."""
     if held.order is None:
         return None
-    found = steps.room(torch.int32, 2 * side.rows)
+    return _searched(steps, side, _holders_kernel, 2 * side.rows, held.starts, held.reach)
+
+
+def _searched(steps: Steps, side: Side, kernel: Any, size: int, starts: Any, ends: Any) -> Slot:
+    """What a kernel finds for each token row: int32, `size` numbers."""
+    found = steps.room(torch.int32, size)
     if side.rows:
         steps.launch(
-            _holders_kernel, triton.cdiv(side.rows, 256),
-            found, held.starts, held.reach, side.count, side.rows, side.count.bit_length(), 256,
+            kernel, triton.cdiv(side.rows, 256),
+            found, starts, ends, side.count, side.rows, side.count.bit_length(), 256,
         )  # fmt: skip
     return found
 
