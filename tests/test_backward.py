@@ -23,9 +23,9 @@ def short_lists(monkeypatch):
     if INTERPRETED:
         import triton.language as tl
 
-        from maxsim.kernels import gradient_rows, gradients, list_places, lists
+        from maxsim.kernels import gradient_pieces, gradient_rows, gradients, list_places, lists
 
-        for module in (gradient_rows, gradients, list_places, lists):
+        for module in (gradient_pieces, gradient_rows, gradients, list_places, lists):
             monkeypatch.setattr(module, "SIZE", tl.constexpr(2048))
 
 

@@ -40,7 +40,7 @@ EVERY_KERNEL = {
     "_hopper_wide_float32_kernel", "_query_tiles_kernel", "_query_halves_kernel", "_encode_kernel", "_sum_parts_kernel",
     "_sum_pieces_kernel", "_kept_rows_kernel",
     "_kept_spans_kernel", "_kept_bits_kernel", "_gradient_kernel",
-    "_piece_kernel", "_rank_kernel",
+    "_piece_kernel", "_rank_kernel", "_few_won_kernel",
     "_chosen_kernel", "_owners_kernel", "_holders_kernel", "_count_kernel", "_begin_kernel", "_place_kernel",
 }  # fmt: skip
 

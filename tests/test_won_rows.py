@@ -1,10 +1,10 @@
-"""Gradients of documents of which few tokens win anything: the bits of programs that own every row."""
+"""Gradients of documents of which few tokens win anything: those of programs that own every row."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from lanes import CUDA, INTERPRETED, TRITON, interpreter_when, random
+from lanes import CUDA, INTERPRETED, TRITON, integers, interpreter_when
 
 import maxsim
 
@@ -26,49 +26,59 @@ def documents_of(form, tokens):
 @interpreter_when(lambda form, normalize: form in ("padded", "packed") and not normalize)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("form", ["padded", "candidates", "packed", "cut"])
-def test_bits_of_all_rows(form, normalize, monkeypatch):
+def test_as_of_all_rows(form, normalize, monkeypatch):
+    """The order of a sum is each kernel's own: sums are exact here unless vectors are normalised."""
     from maxsim.kernels import gradients
 
-    q = random(1, 2, 5, 20, device=DEVICE)
-    tokens = random(2, ROWS, 20, device=DEVICE)
-    tokens[[3, 7, 127]] += 9 * q.mean((0, 1))  # one that wins often, twice, and once
-    tokens.requires_grad_()
-    documents = documents_of(form, tokens)
+    q = integers(1, 2, 5, 20, device=DEVICE)
+    tokens = integers(2, ROWS, 20, device=DEVICE)
+    tokens[[3, 7, 127]] += 9 * q.sum((0, 1)).sign()  # some that win often, twice, and once
+    documents = documents_of(form, tokens.requires_grad_())
+    q.requires_grad_()
     scores = maxsim.score(q, documents, normalize=normalize, backend="triton")
-    upstream = random(3, *scores.shape, device=DEVICE)
+    upstream = integers(3, *scores.shape, device=DEVICE)
     found, asked, few_win = [], [], gradients.few_win
     monkeypatch.setattr(gradients, "few_win", lambda *sizes: asked.append(few_win(*sizes)) or asked[-1])
     for size in (1 << 28, 90):
         monkeypatch.setattr(gradients, "CHUNK_BYTES", size)
         gradients._plans.clear()
-        found.append(torch.autograd.grad(scores, tokens, upstream, retain_graph=True)[0])
+        found.append(torch.autograd.grad(scores, (q, tokens), upstream, retain_graph=True))
+    alone = maxsim.score(q.detach(), documents, normalize=normalize, backend="triton")
+    found.append((None, *torch.autograd.grad(alone, tokens, upstream)))
     monkeypatch.setattr(gradients, "few_win", lambda *sizes: False)
     gradients._plans.clear()
-    (every_row,) = torch.autograd.grad(scores, tokens, upstream)
+    of_queries, every_row = torch.autograd.grad(scores, (q, tokens), upstream)
     gradients._plans.clear()
-    assert len(asked) == 2
+    assert len(asked) == 3
     assert all(asked)
-    assert all(torch.equal(each, every_row) for each in found)
+    for of_q, of_d in found:
+        assert torch.equal(of_d, found[0][1])
+        assert torch.equal(of_d, every_row) or (normalize and torch.allclose(of_d, every_row, rtol=1e-5, atol=1e-6))
+        assert of_q is None or torch.equal(of_q, found[0][0])
+    of_q = found[0][0]
+    assert torch.equal(of_q, of_queries) or (normalize and torch.allclose(of_q, of_queries, rtol=1e-5, atol=1e-6))
     assert int(every_row.any(1).sum()) > 3
     assert not every_row[200:].any()
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize(("columns", "tokens"), [(1, 3), (45, 4), (100, 70_000)])
+@pytest.mark.parametrize(("columns", "tokens"), [(1, 3), (45, 4), (128, 65_535)])
 def test_entries_are_in_the_order_of_tokens(columns, tokens):
-    from maxsim.kernels.won_rows import BLOCK, _rank_kernel
+    from maxsim.kernels.won_rows import BLOCK, END, PLACE, TOKEN, _rank_kernel
 
     generator = torch.Generator().manual_seed(columns)
-    wide = torch.int32 if tokens > 65_535 else torch.int16
-    winners = torch.randint(-1, tokens, (3, columns), generator=generator).to(wide)
+    winners = torch.randint(-1, tokens, (3, columns), generator=generator)
     winners[2] = -1
     winners[1, ::3] = tokens - 1
-    order, ends = torch.full((2, 2, columns), 99, dtype=torch.int16, device=DEVICE)
+    winners = torch.where(winners > 32_767, winners - 65_536, winners).to(torch.int16)  # 16 bits, as forward has them
+    order = torch.full((2, columns), 99, dtype=torch.int32, device=DEVICE)
     blocks = -(-columns // BLOCK.value)
-    _rank_kernel[(2 * blocks,)](order, ends, winners.to(DEVICE), 1, columns, blocks, num_warps=1)  # from the second on
-    for won, found, until in zip(winners[1:].tolist(), order.tolist(), ends.tolist(), strict=True):
+    _rank_kernel[(2 * blocks,)](order, winners.to(DEVICE), 1, columns, blocks, num_warps=1)  # from the second on
+    tokens_won = torch.where(winners == -1, -1, winners.int() & 0xFFFF)[1:].tolist()
+    for won, found in zip(tokens_won, order.tolist(), strict=True):
         wanted = sorted(range(columns), key=lambda at: (won[at] < 0, won[at], at))
-        assert found == wanted
-        for place, at in enumerate(wanted):
+        assert [each & PLACE.value for each in found] == wanted
+        for place, (at, each) in enumerate(zip(wanted, found, strict=True)):
             first = won[at] >= 0 and won.index(won[at]) == at
-            assert until[place] == (place + won.count(won[at]) if first else 0)
+            assert each >> END.value & 0xFF == (place + won.count(won[at]) if first else 0)
+            assert each >> TOKEN.value == max(won[at], 0)

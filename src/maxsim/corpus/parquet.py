@@ -29,15 +29,18 @@ def read(path: Path) -> Iterator[Row]:
         FileError: of other columns. ImportError: without pyarrow. OSError, ValueError: not Parquet, damaged, or it
             cannot be read.
     """
-    parquet = package(path).parquet
+    pa = package(path)
     with open(path, "rb"):  # where the system's own reason comes from
         pass
-    with parquet.ParquetFile(path) as file:
+    with pa.parquet.ParquetFile(path) as file:
         batches = file.iter_batches(batch_size=1024)
         names = file.schema_arrow.names
         column = next((each for each in COLUMNS if each in names), None)
         if column is None:
             raise FileError(f"{path}: expected a column named {' or '.join(COLUMNS)}, got {names}")
+        if _tensors(pa, file.schema_arrow.field(column).type) and _nulls(file.metadata, column):
+            # older releases of Arrow do not read them
+            raise FileError(f"{path}: column {column!r} holds nulls")
         id_name = next((each for each in ("id", "ids", "_id") if each in names), None)
         others = [each for each in names if each not in (column, id_name, "text")]
         for batch in batches:
@@ -51,12 +54,25 @@ def read(path: Path) -> Iterator[Row]:
                 yield Row(id, document, values.get("text"), metadata or None)
 
 
+def _tensors(pa: Any, kind: Any) -> bool:
+    """Whether each document is a tensor of two dimensions, all of one shape."""
+    return isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 2 and pa.types.is_floating(kind.value_type)
+
+
+def _nulls(metadata: Any, name: str) -> int:
+    """How many nulls a file says that a column holds, at any level."""
+    groups = (metadata.row_group(at) for at in range(metadata.num_row_groups))
+    chunks = (group.column(at) for group in groups for at in range(group.num_columns))
+    of = [chunk.statistics for chunk in chunks if chunk.path_in_schema.split(".")[0] == name]
+    return sum(each.null_count or 0 for each in of if each is not None)
+
+
 def _lists(path: Path, name: str, column: Any) -> Iterator[Any]:
     """Documents of a column of lists of lists of floats."""
     import pyarrow as pa
 
     kind = column.type
-    if isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 2 and pa.types.is_floating(kind.value_type):
+    if _tensors(pa, kind):
         if column.null_count or column.storage.flatten().null_count:
             raise FileError(f"{path}: column {name!r} holds nulls")
         yield from column.to_numpy_ndarray()

@@ -3,7 +3,7 @@ Triton 3.6."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -228,6 +228,16 @@ def gradient_config(D: int, codec: int = 0) -> GradientConfig:
     # a piece's sum takes less than its entries do
     rows = 1 if codec < 0 else terms // (16 if codec else 8)
     return GradientConfig(max(1, rows), min(terms, 8), BLOCK_D, warps, max(1024, 8 * BLOCK_D))
+
+
+def few_won_configs(D: int) -> tuple[GradientConfig, GradientConfig]:
+    """`gradient_config` of queries, and of documents of which few tokens win, where one launch makes both: programs
+    with few registers, so that many share a multiprocessor and wait at once."""
+    # us of both, 32x32 vs 32x300 of each query's own: 52 in two launches with 4 rows of 8 terms, 42 in one, 33 with 1
+    # of 8, 34 as here; 2x32 vs 1000x300: 143 with 1 of 8, 97 as here
+    each = gradient_config(D)
+    one = replace(each, ROWS=1)
+    return one, replace(one, ROWS=2, ENTRIES=4) if each.BLOCK_D <= 128 else one
 
 
 def _documents(LD: int, programs: int, tokens: int) -> int:

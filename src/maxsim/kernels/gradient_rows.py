@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .gradient_terms import sum_terms
-from .list_places import SIZE, ends_of, entries_of, item_of, list_base, position_of, tokens_of
+from .list_places import SIZE, ends_of, entries_of, list_base
 from .sides import span
 from .won_rows import entry_of, fill_others
 
@@ -16,7 +16,7 @@ from .won_rows import entry_of, fill_others
 COMMON = (
     "first", "some", "items", "chunk", "carried_rows", "first_row", "rows", "columns", "parts", "chunk_log2",
     "all_counters", "spare", "K", "NQ", "ND", "LQ", "LD", "TQ", "TD", "grad_query", "grad_document", "d_group",
-    "more", "piece_log2", "words", "of_entries",
+    "more", "piece_log2", "words", "q_rows", "of_queries", "of_entries", "of_rows",
 )  # fmt: skip
 TABLES = (
     "grad", "pairs", "pair_order", "pair_offsets", "marks", "held", "holders", "q_starts", "q_ends", "q_owner",
@@ -48,23 +48,22 @@ def _through_norm(total, won, x):
     return tl.where(won[:, None], projected, 0.0)
 
 
-@triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
-def _gradient_kernel(
-    out, pieces, carried, marks, winners, grad, order, counters, pairs, pair_order, pair_offsets, q_ptr, d_ptr,
+@triton.jit
+def _rows_of(
+    pid, out, pieces, carried, marks, winners, grad, order, counters, pairs, pair_order, pair_offsets, q_ptr, d_ptr,
     q_starts, q_ends, q_owner, d_starts, d_ends, d_owner, held, holders, scales, factors,
-    first, some, chunk, carried_rows, first_row, rows, columns, parts, chunk_log2, all_counters, spare, of_entries,
+    first, some, chunk, carried_rows, first_row, rows, columns, parts, chunk_log2, all_counters, spare,
     K, NQ, ND, LQ, LD, TQ, TD, D,
     grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
     GRID: tl.constexpr, OF_QUERIES: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr, FEW_WON: tl.constexpr,
     table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
-    """FEW_WON: the first `of_entries` programs own entries and the others fill rows that won nothing (`won_rows`);
-    counters: where the entries of a row end."""
+    """Block pid of rows. FEW_WON: of entries, the first of a row for all of them (`won_rows`)."""
     decoder = (table, words, ids, weights, inverses)
     lane = tl.arange(0, ROWS * ENTRIES)
     slot = lane % ENTRIES
-    block = tl.program_id(0).to(tl.int64) * ROWS
+    block = pid.to(tl.int64) * ROWS
     row = block + lane // ENTRIES
     own_row = block + tl.arange(0, ROWS)
     real = row < rows
@@ -80,14 +79,8 @@ def _gradient_kernel(
     past_position = row * 0
     turns = 1
     if FEW_WON:
-        if tl.program_id(0) >= of_entries:
-            fill_others(
-                tl.program_id(0).to(tl.int64) - of_entries, out, first_row, rows, first, some, winners, columns,
-                d_starts, d_ends, ND, LD, TD, D, BLOCK_D,
-            )  # fmt: skip
-            return
         entries = some.to(tl.int64) * columns
-        of = (entries, first, columns, order, counters, winners, d_starts, d_ends, LD, TD)
+        of = (entries, first, columns, order, d_starts, d_ends, LD, TD)
         doc, i, _, low, high = entry_of(row, *of)
         real = high > low
     elif holders is not None:
@@ -204,7 +197,7 @@ def _gradient_kernel(
                 winners, grad, order, pairs, pair_order, q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
                 columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
                 q_item, q_row, q_col, d_group, d_item, d_row, d_col,
-                GRID, OF_QUERIES, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors, decoder, CODEC,
+                GRID, OF_QUERIES, NORMALIZE, ROWS, ENTRIES, BLOCK_D, scales, factors, decoder, CODEC, FEW_WON,
             )  # fmt: skip
             total += found
             terms += some_terms
@@ -252,52 +245,72 @@ def _gradient_kernel(
 
 
 @triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
-def _piece_kernel(
-    pieces, winners, grad, order, counters, pairs, pair_order, pair_offsets,
-    q_ptr, q_starts, q_ends, q_owner, d_starts, d_ends, held,
-    first, some, items, columns, more, piece_log2, chunk_log2, all_counters, spare, K, NQ, ND, LQ, LD, TQ, TD, D,
-    grad_query, grad_document, q_item, q_row, q_col,
-    GRID: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
+def _gradient_kernel(
+    out, pieces, carried, marks, winners, grad, order, counters, pairs, pair_order, pair_offsets, q_ptr, d_ptr,
+    q_starts, q_ends, q_owner, d_starts, d_ends, d_owner, held, holders, scales, factors,
+    first, some, chunk, carried_rows, first_row, rows, columns, parts, chunk_log2, all_counters, spare,
+    K, NQ, ND, LQ, LD, TQ, TD, D,
+    grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
+    GRID: tl.constexpr, OF_QUERIES: tl.constexpr, NORMALIZE: tl.constexpr, PIECE: tl.constexpr,
+    ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr,
+    table, words, ids, weights, inverses, CODEC: tl.constexpr,
 ):  # fmt: skip
-    """One program PIECE entries of a list: their sum where they belong to one long row that began before them.
+    """Gradients of one side."""
+    _rows_of(
+        tl.program_id(0), out, pieces, carried, marks, winners, grad, order, counters, pairs, pair_order, pair_offsets,
+        q_ptr, d_ptr, q_starts, q_ends, q_owner, d_starts, d_ends, d_owner, held, holders, scales, factors,
+        first, some, chunk, carried_rows, first_row, rows, columns, parts, chunk_log2, all_counters, spare,
+        K, NQ, ND, LQ, LD, TQ, TD, D,
+        grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
+        GRID, OF_QUERIES, NORMALIZE, PIECE, ROWS, ENTRIES, BLOCK_D, False,
+        table, words, ids, weights, inverses, CODEC,
+    )  # fmt: skip
 
-    more: such pieces that each document has, but for the first one.
-    """
+
+@triton.jit(do_not_specialize=COMMON, do_not_specialize_on_alignment=TABLES)
+def _few_won_kernel(
+    q_out, d_out, winners, grad, order, q_ptr, d_ptr,
+    q_starts, q_ends, q_owner, d_starts, d_ends, held, holders,
+    first, some, first_row, rows, q_rows, columns, of_queries, of_entries, of_rows,
+    K, NQ, ND, LQ, LD, TQ, TD, D,
+    grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
+    GRID: tl.constexpr, NORMALIZE: tl.constexpr, Q_ROWS: tl.constexpr, Q_TERMS: tl.constexpr,
+    D_ROWS: tl.constexpr, D_TERMS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Gradients of queries, by the first `of_queries` programs, and of documents of which few tokens win (`won_rows`):
+    by those of entries, which wait for what they read, and of rows, bound by what they write, in turn."""
     pid = tl.program_id(0)
-    if pair_offsets is None:
-        position = first + (pid // more).to(tl.int64)
-        piece = pid % more + 1
+    if pid < of_queries:
+        if q_out is not None:
+            _rows_of(
+                pid, q_out, None, None, None, winners, grad, None, None, None, None, None, q_ptr, d_ptr,
+                q_starts, q_ends, q_owner, d_starts, d_ends, None, held, holders, None, None,
+                first, some, 0, 0, 0, q_rows, columns, 1, 0, 0, 0,
+                K, NQ, ND, LQ, LD, TQ, TD, D,
+                grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
+                GRID, True, NORMALIZE, 0, Q_ROWS, Q_TERMS, BLOCK_D, False,
+                None, 0, None, None, None, 0,
+            )  # fmt: skip
     else:
-        position, piece = position_of(pid, first, some, columns, items, piece_log2, pair_offsets)
-    doc = item_of(position, held)
-    part = piece // (SIZE // PIECE)
-    begin = (piece - part * (SIZE // PIECE)) * PIECE
-    at, over, to, size = list_base(position, doc, part, first, some, columns, pair_offsets)
-    before = entries_of(position, first, some, columns, pair_offsets)[0]
-    start, tokens = tokens_of(position, doc, first, pair_offsets, held, d_starts, d_ends, LD, TD)
-    past = ends_of(counters, start, part, size, before, chunk_log2, all_counters, spare, pair_offsets)
-    # the first token whose entries end after `begin`
-    left = tokens * 0
-    right = tl.where((begin > 0) & (begin < size), tokens, 0)
-    while left < right:
-        middle = (left + right) // 2
-        if tl.load(past + middle) > begin:
-            right = middle
+        pid -= of_queries
+        in_turn = tl.minimum(of_entries, of_rows)
+        entries = pid % 2 == 0
+        at = pid // 2
+        if pid >= 2 * in_turn:
+            entries = of_entries > of_rows
+            at = pid - in_turn
+        if entries:
+            _rows_of(
+                at, d_out, None, None, None, winners, grad, order, None, None, None, None, q_ptr, d_ptr,
+                q_starts, q_ends, q_owner, d_starts, d_ends, None, None, None, None, None,
+                first, some, 0, 0, first_row, rows, columns, 1, 0, 0, 0,
+                K, NQ, ND, LQ, LD, TQ, TD, D,
+                grad_query, grad_document, q_item, q_row, q_col, d_group, d_item, d_row, d_col,
+                GRID, False, NORMALIZE, 0, D_ROWS, D_TERMS, BLOCK_D, True,
+                None, 0, None, None, None, 0,
+            )  # fmt: skip
         else:
-            left = middle + 1
-    if (begin > 0) & (begin < size) & (left < tokens):
-        low = tl.load(past + left - 1, mask=left > 0, other=0)
-        high = tl.minimum(tl.load(past + left), size)
-        if (high - low > PIECE) & (low < begin):
-            lane = tl.arange(0, ENTRIES)
-            zero = lane.to(tl.int64) * 0
-            total = sum_terms(
-                begin + lane * 0, tl.minimum(high, begin + PIECE) + lane * 0, lane, zero, zero + doc // K, zero + doc,
-                at, over, to, size, part * SIZE,
-                winners, grad, order, pairs, pair_order, q_ptr, q_ptr, q_starts, q_ends, q_owner, d_starts, d_ends,
-                columns, K, NQ, ND, LQ, LD, TQ, TD, D, grad_query, grad_document,
-                q_item, q_row, q_col, 0, 0, 0, 0,
-                GRID, False, NORMALIZE, 1, ENTRIES, BLOCK_D,
-            )[0]  # fmt: skip
-            d = tl.arange(0, BLOCK_D)
-            tl.store(pieces + (before // PIECE + piece - 1) * D + d[None, :], total, mask=(d < D)[None, :])
+            fill_others(
+                at.to(tl.int64), d_out, first_row, rows, first, some, winners, columns, d_starts, d_ends, ND, LD, TD,
+                D, BLOCK_D,
+            )  # fmt: skip

@@ -12,12 +12,12 @@ import triton.language as tl
 from .decoding import decoded
 from .list_places import won_by
 from .sides import span
+from .won_rows import PLACE
 
 
 @triton.jit
 def _find(
-    k, live, own, to, order, pair_order, winners, columns,
-    OF_QUERIES: tl.constexpr,
+    k, live, own, to, order, pair_order, winners, columns, OF_QUERIES: tl.constexpr, FEW_WON: tl.constexpr
 ):  # fmt: skip
     """Term k → where it stands, in the table, among pairs or in its list, and the document token that won it."""
     if OF_QUERIES:
@@ -29,6 +29,8 @@ def _find(
         at = tl.load(order + to + k, mask=live, other=0).to(tl.int32)
         if order.dtype.element_ty == tl.int16:
             at &= 0xFFFF
+        if FEW_WON:
+            at &= PLACE
         won = tl.where(live, 0, -1)
     return at, won
 
@@ -41,7 +43,7 @@ def sum_terms(
     q_item, q_row, q_col, d_group, d_item, d_row, d_col,
     GRID: tl.constexpr, OF_QUERIES: tl.constexpr, NORMALIZE: tl.constexpr,
     ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_D: tl.constexpr, scales=None, factors=None,
-    decoder=None, CODEC: tl.constexpr = 0,
+    decoder=None, CODEC: tl.constexpr = 0, FEW_WON: tl.constexpr = False,
 ):  # fmt: skip
     """Sums of the terms low to high of ROWS rows, ENTRIES at a time; and how many there were, for each lane.
 
@@ -53,12 +55,12 @@ def sum_terms(
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
     terms = tl.zeros([ROWS * ENTRIES], tl.int32)
     k = low + slot
-    next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES)
+    next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES, FEW_WON)
     for _ in range(0, tl.max(high - low, 0), ENTRIES):
         where = next_at
         won = next_won
         k += ENTRIES  # the next ones are found while these are read
-        next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES)
+        next_at, next_won = _find(k, k < high, own, to, order, pair_order, winners, columns, OF_QUERIES, FEW_WON)
         live = won >= 0
         # which pair p, query with its token, and document
         if OF_QUERIES:

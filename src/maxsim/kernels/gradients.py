@@ -15,9 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
-from .configs import GradientConfig, gradient_config
+from .configs import GradientConfig, few_won_configs, gradient_config
 from .decoding import NOTHING
-from .gradient_rows import _gradient_kernel, _piece_kernel
+from .gradient_pieces import _piece_kernel
+from .gradient_rows import _few_won_kernel, _gradient_kernel
 from .launches import Slot, Steps
 from .list_places import SIZE
 from .lists import Lists, Pairs, lists
@@ -95,23 +96,24 @@ class _Backward:
         # documents of a query, one after another; else they lie in groups
         self.d_group = d.group if d.data.ndim == 4 else self.K * d.item
         self.q_owner = owners(self.steps, self.q) if q.consecutive else None
-        if needed[0]:
-            self._queries(self.steps.result(0))
-        if needed[1] and (d.rows or d.count * d.length):
-            self._documents(self.steps.result(len(of) - 1))
-
-    def _queries(self, out: Slot) -> None:
-        q, at = self.q, self.at
-        holders = holders_of(self.steps, q, Held(at.q_held, at.q_held_starts, at.q_reach))
-        pairs = Pairs(at.q_pairs, at.q_pair_offsets)
-        self._launch(out, True, q.rows or q.count * q.length, pairs, at.q_held, holders)
+        self.q_rows = q.rows or q.count * q.length
+        of_queries = self.steps.result(0) if needed[0] and self.q_rows else None
+        of_documents = self.steps.result(len(of) - 1) if needed[1] and (d.rows or d.count * d.length) else None
+        self.q_holders = None
+        if of_queries is not None:
+            self.q_holders = holders_of(self.steps, q, Held(self.at.q_held, self.at.q_held_starts, self.at.q_reach))
+        if of_documents is not None and tensors.pairs is None and tensors.d_held is None and few_win(self.columns, d):
+            self._both_of_few(of_queries, of_documents)
+            return
+        if of_queries is not None:
+            pairs = Pairs(self.at.q_pairs, self.at.q_pair_offsets)
+            self._launch(of_queries, True, self.q_rows, pairs, self.at.q_held, self.q_holders)
+        if of_documents is not None:
+            self._documents(of_documents)
 
     def _documents(self, out: Slot) -> None:
         d, at, paired = self.d, self.at, self.at.pairs is not None
         held = Held(at.d_held, at.d_held_starts, at.d_reach)
-        if not paired and held.order is None and few_win(self.columns, d):
-            self._documents_of_few(out)
-            return
         holders = holders_of(self.steps, d, held)
         owner = owners(self.steps, d) if d.consecutive else None
         step = _step(d, self.columns, paired)
@@ -134,20 +136,32 @@ class _Backward:
                 first, some, chunk, first_row,
             )  # fmt: skip
 
-    def _documents_of_few(self, out: Slot) -> None:
-        """Of documents of which few tokens win (`won_rows`)."""
-        d, columns = self.d, self.columns
+    def _both_of_few(self, q_out: Slot | None, d_out: Slot) -> None:
+        """Of queries, if asked for, and of documents of which few tokens win (`won_rows`)."""
+        q, d, at, columns = self.q, self.d, self.at, self.columns
+        of_q, of_d = few_won_configs(self.D)
         step = max(1, CHUNK_BYTES // (4 * columns))
         mark = len(self.steps.rooms)
         for first in range(0, d.count, step):
             some = min(step, d.count - first)
             self.steps.reuse(mark)
-            found = ranked(self.steps, self.at.winners, first, some, columns)
+            order = ranked(self.steps, at.winners, first, some, columns)
             first_row, rows = (0, d.rows) if d.rows else (first * d.length, some * d.length)
-            self._launch(
-                out, False, rows, Pairs(None, None), None, None, found,
-                first=first, some=some, first_row=first_row, few_won=True,
+            programs = (
+                0 if q_out is None else triton.cdiv(self.q_rows, of_q.ROWS),
+                triton.cdiv(some * columns, of_d.ROWS), triton.cdiv(rows, FILL.value),
             )  # fmt: skip
+            self.steps.launch(
+                _few_won_kernel, sum(programs),
+                q_out, d_out, at.winners, at.grad, order, q.data, d.data,
+                q.starts, q.ends, self.q_owner, d.starts, d.ends, at.q_held, self.q_holders,
+                first, some, first_row, rows, self.q_rows, columns, *programs,
+                *self.sizes, self.D, *self.grad_strides,
+                q.item, q.row, q.col, self.d_group, d.item, d.row, d.col,
+                self.grid, self.normalize, of_q.ROWS, of_q.ENTRIES, of_d.ROWS, of_d.ENTRIES, of_d.BLOCK_D,
+                num_warps=of_d.num_warps,
+            )  # fmt: skip
+            q_out = None
 
     @property
     def _carried_rows(self) -> int:
@@ -182,27 +196,21 @@ class _Backward:
     def _launch(
         self, out: Slot, of_queries: bool, rows: int, pairs: Pairs, held: Slot | None, holders: Slot | None,
         found: Lists | None = None, owner: Slot | None = None, pieces: Slot | None = None, carried: Slot | None = None,
-        first: int = 0, some: int = 0, chunk: int = 0, first_row: int = 0, few_won: bool = False,
+        first: int = 0, some: int = 0, chunk: int = 0, first_row: int = 0,
     ) -> None:  # fmt: skip
-        if rows == 0:
-            return
         q, d, at, config = self.q, self.d, self.at, self.config
         order, counters, (chunk_log2, of_first, spare) = found or (None, None, (0, 0, 0))
         parts = 1 if found is None else -(-self.columns // SIZE.value)
-        programs, of_entries = triton.cdiv(rows, config.ROWS), 0
-        if few_won:
-            of_entries = triton.cdiv(some * self.columns, config.ROWS)
-            programs = of_entries + triton.cdiv(rows, FILL.value)
         self.steps.launch(
-            _gradient_kernel, programs,
+            _gradient_kernel, triton.cdiv(rows, config.ROWS),
             out, pieces, carried, None if carried is None else at.d_marks, at.winners, at.grad, order, counters,
             at.pairs, *pairs, q.data, d.data, q.starts, q.ends, self.q_owner, d.starts, d.ends, owner, held, holders,
             at.scales, at.factors,
             first, some, chunk, self._carried_rows, first_row, rows, self.columns, parts, chunk_log2, of_first, spare,
-            of_entries, *self.sizes, self.D, *self.grad_strides,
+            *self.sizes, self.D, *self.grad_strides,
             q.item, q.row, q.col, self.d_group, d.item, d.row, d.col,
             self.grid, of_queries, self.normalize,
-            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D, few_won,
+            0 if pieces is None else config.PIECE, config.ROWS, config.ENTRIES, config.BLOCK_D,
             *self.decoder,
             num_warps=config.num_warps,
         )  # fmt: skip

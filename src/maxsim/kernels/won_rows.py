@@ -1,7 +1,9 @@
 """Gradients of documents of which few tokens win, where lists are short. Programs own entries of a list, one a winner,
 instead of rows, and the first entry of a row makes its sum; others fill the rows that won nothing with zeros meanwhile.
-A list is sorted by comparing all its winners with each other, and takes 4 bytes a winner, nothing a row. Distillation
-of 32 queries of 32 tokens with 32 documents of 300 each: 9 rows of 10 win nothing.
+A list is sorted by comparing all its winners with each other, and takes 4 bytes a winner, nothing a row: from the
+lowest bit on where the winner stands in the table (7 bits), where the entries of its row end if it is their first,
+else 0 (8 bits), and the token (16). Distillation of 32 queries of 32 tokens with 32 documents of 300 each: 9 rows of 10
+win nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ import triton.language as tl
 
 from .launches import Slot, Steps
 from .list_places import won_by
-from .lists import COMMON, Lists
+from .lists import COMMON
 from .sides import Side, span
 
-MOST = 512  # entries of a list: comparisons are as many squared
-FILL = tl.constexpr(32)  # rows that a program fills
+MOST = 128  # entries of a list: comparisons are as many squared
+MOST_TOKENS = 65_535  # of a document
+PLACE = tl.constexpr(127)  # of what a list holds the bits
+END = tl.constexpr(7)  # where those bits begin
+TOKEN = tl.constexpr(15)  # likewise
+FILL = tl.constexpr(32)  # rows that a program fills: the bits of a number
 BLOCK = tl.constexpr(32)  # winners compared at once with as many
 LAST = tl.constexpr(2147483647)  # in place of no winner: beyond every token
 
@@ -28,9 +34,8 @@ def _winners_of(winners, at, columns):
 
 
 @triton.jit(do_not_specialize=COMMON)
-def _rank_kernel(order, ends, winners, first, columns, chunks):
-    """One program BLOCK entries of a document: which come where in its list, sorted by the token that won and then as
-    they stand; in `ends`, where the entries of a token begin, where they end, else 0."""
+def _rank_kernel(order, winners, first, columns, chunks):
+    """One program BLOCK entries of a document: its list is sorted by the token that won, and then as they stand."""
     pid = tl.program_id(0)
     pos = (pid // chunks).to(tl.int64)
     own = (pid % chunks) * BLOCK + tl.arange(0, BLOCK)
@@ -48,35 +53,33 @@ def _rank_kernel(order, ends, winners, first, columns, chunks):
         earlier += tl.sum((equal & (at[None, :] < own[:, None])).to(tl.int32), 1)
     place = pos * columns + less + earlier
     end = tl.where((earlier == 0) & (won < LAST), less + same, 0)
-    tl.store(order + place, own.to(order.dtype.element_ty), mask=own < columns)
-    tl.store(ends + place, end.to(ends.dtype.element_ty), mask=own < columns)
+    token = tl.where(won < LAST, won, 0)
+    tl.store(order + place, own | (end << END) | (token << TOKEN), mask=own < columns)
 
 
-def ranked(steps: Steps, winners: Slot, first: int, some: int, columns: int) -> Lists:
-    """The lists of some documents, of winners `[.., columns]`; for counters they have where the entries of a token
-    end."""
-    order, ends = (steps.room(torch.int16, some * columns) for _ in range(2))
+def ranked(steps: Steps, winners: Slot, first: int, some: int, columns: int) -> Slot:
+    """The lists of some documents, of winners `[.., columns]`, int32 `[some, columns]`."""
+    order = steps.room(torch.int32, some * columns)
     chunks = triton.cdiv(columns, BLOCK.value)
-    steps.launch(_rank_kernel, some * chunks, order, ends, winners, first, columns, chunks, num_warps=1)
-    return Lists(order, ends, (0, 0, 0))
+    steps.launch(_rank_kernel, some * chunks, order, winners, first, columns, chunks, num_warps=1)
+    return order
 
 
 @triton.jit
-def entry_of(entry, entries, first, columns, order, ends, winners, starts, d_ends, LD, TD):
+def entry_of(entry, entries, first, columns, order, starts, ends, LD, TD):
     """The document of an entry, the token that won it, that token's row, and where its entries begin and end: nowhere
     where the entry is not their first."""
     live = entry < entries
     doc = tl.where(live, first + entry // columns, first)
     low = tl.where(live, entry % columns, 0).to(tl.int32)
-    end = tl.load(ends + entry, mask=live, other=0).to(tl.int32)
-    live = end > 0
-    at = tl.load(order + entry, mask=live, other=0).to(tl.int32)
-    won = tl.maximum(won_by(winners, doc * columns + at, live), 0)
+    found = tl.load(order + entry, mask=live, other=0)
+    end = (found >> END) & 0xFF
+    token = (found >> TOKEN).to(tl.int64)
     if starts is None:
         start = (doc - first) * LD
     else:
-        start = span(doc, starts, d_ends, LD, TD)[0]
-    return doc, won.to(tl.int64), start + won, low, tl.where(live, end, low)
+        start = span(doc, starts, ends, LD, TD)[0]
+    return doc, token, start + token, low, tl.where(end > 0, end, low)
 
 
 @triton.jit
@@ -90,7 +93,6 @@ def fill_others(
     if starts is None:
         doc = first + block * FILL // LD
         start = (doc - first) * LD
-        end = start + LD
     else:
         # the first document that ends beyond the block's beginning
         doc = block * 0
@@ -101,32 +103,31 @@ def fill_others(
                 high = middle
             else:
                 doc = middle + 1
-        start, tokens = span(tl.minimum(doc, ND - 1), starts, ends, LD, TD)
-        end = start + tokens
+        start = span(tl.minimum(doc, ND - 1), starts, ends, LD, TD)[0]
         if first > 0:
             mine = mine & (row >= span(first, starts, ends, LD, TD)[0])
         if first + some < ND:
             mine = mine & (row < span(first + some, starts, ends, LD, TD)[0])
-    won = tl.zeros([FILL], tl.int32)
+    won = (block * 0).to(tl.int32)  # a bit a row
     while (doc < first + some) & (start < past):
-        i = tl.where((row >= start) & (row < end), row - start, -1)
         for low in range(0, columns, BLOCK):
             at = low + tl.arange(0, BLOCK)
             token = won_by(winners, doc * columns + at, at < columns)
-            won = tl.maximum(won, tl.max(((token[None, :] == i[:, None]) & (i >= 0)[:, None]).to(tl.int32), 1))
+            bit = (start - block * FILL).to(tl.int32) + token
+            here = (token >= 0) & (bit >= 0) & (bit < FILL)
+            won |= tl.reduce_or(tl.where(here, 1 << tl.where(here, bit, 0), 0), 0)
         doc += 1
         if starts is None:
             start += LD
-            end = start + LD
         else:
-            start, tokens = span(tl.minimum(doc, ND - 1), starts, ends, LD, TD)
-            end = start + tokens
+            start = span(tl.minimum(doc, ND - 1), starts, ends, LD, TD)[0]
     d = tl.arange(0, BLOCK_D)
     zeros = tl.zeros([FILL, BLOCK_D], out.dtype.element_ty)
-    mine = mine & (won == 0)
+    mine = mine & ((won >> tl.arange(0, FILL)) & 1 == 0)
     tl.store(out + (first_row + row)[:, None] * D + d[None, :], zeros, mask=mine[:, None] & (d < D)[None, :])
 
 
 def few_win(columns: int, d: Side) -> bool:
     """Whether these kernels serve: where lists are short, and with counters would take more than 4 bytes a winner."""
-    return 0 < columns <= MOST and columns < 2 * (d.rows // d.count if d.rows else d.length)
+    some_lose = columns < 2 * (d.rows // d.count if d.rows else d.length)
+    return 0 < columns <= MOST and d.length <= MOST_TOKENS and some_lose
