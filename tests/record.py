@@ -1,4 +1,5 @@
-"""`--record FOLDER`: what ran, on what, as JSON, to be committed beside the change it belongs to."""
+"""`--record FOLDER`: what ran, on what, and which tests failed, as JSON, to be committed beside the change it belongs
+to."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         found = list(self.outcomes.values())
-        counts = {name: found.count(name) for name in ("passed", "failed", "skipped")}
+        counts: dict[str, object] = {name: found.count(name) for name in ("passed", "failed", "skipped")}
+        if counts["failed"]:
+            counts["failures"] = sorted(name for name, outcome in self.outcomes.items() if outcome == "failed")
         place = environment("cuda" if torch.cuda.is_available() else "cpu", self.commit)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{place.date}-{place.card}-tests.json"

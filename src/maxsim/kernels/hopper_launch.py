@@ -109,7 +109,7 @@ def hopper_scores(
     if parts > 1 and not per_query:
         step = max(1, min(step, PARTS_BYTES // (4 * queries * parts)))
         if d.factors is not None or d.decoder is not None:  # those of a part begin at a multiple of 16 bytes
-            step = -(-step // 8) * 8
+            step = min(d.count, -(-step // 8) * 8)
     slices = -(-D // config.BLOCK_D)
     some = q_tiles  # query tiles, or pairs of them, of a launch
     if wide and not config.resident:
