@@ -310,7 +310,7 @@ def test_workspace(form):
     from maxsim.layout import make_problem
 
     short = form in ("short", "own")
-    ND, LD, LQ, longest = 4096, 100, 32 if short else 1024, 3000
+    ND, LD, LQ, longest = 4096, 100, 190 if short else 1024, 3000
     q = torch.empty({"few": 1, "short": 1}.get(form, 256), LQ, 128, dtype=torch.float16, device="meta")
     d = torch.empty(ND * LD, 128, dtype=torch.float16, device="meta")
     ends = torch.arange(ND) * LD + LD

@@ -26,7 +26,7 @@ TABLES = {
     "forward": Table(("h200-forward",), (OURS, ("maxsim:triton", "portable"), ("naive", "naive"), FM, LIK)),
     "codes": Table(("h200-codes",), (OURS, ("maxsim-float", "float16"), ("flash-maxsim-int8", "flash-maxsim"))),
     "training": Table(
-        ("h200-training", "h200-training-peers"),
+        ("h200-distillation", "h200-training", "h200-training-peers"),
         (OURS, ("late-interaction-kernels-lowmem", "LIK, lowmem"), LIK, FM, ("naive", "naive")),
         memory=True,
     ),

@@ -80,7 +80,7 @@ def _rows_of(
     turns = 1
     if FEW_WON:
         entries = some.to(tl.int64) * columns
-        of = (entries, first, columns, order, d_starts, d_ends, LD, TD)
+        of = (entries, first, columns, order, winners, d_starts, d_ends, LD, TD)
         doc, i, _, low, high = entry_of(row, *of)
         real = high > low
     elif holders is not None:

@@ -1,9 +1,9 @@
 """Gradients of documents of which few tokens win, where lists are short. Programs own entries of a list, one a winner,
 instead of rows, and the first entry of a row makes its sum; others fill the rows that won nothing with zeros meanwhile.
 A list is sorted by comparing all its winners with each other, and takes 4 bytes a winner, nothing a row: from the
-lowest bit on where the winner stands in the table (7 bits), where the entries of its row end if it is their first,
-else 0 (8 bits), and the token (16). Distillation of 32 queries of 32 tokens with 32 documents of 300 each: 9 rows of 10
-win nothing.
+lowest bit on where the winner stands in the table (9 bits), where the entries of its row end if it is their first,
+else 0 (10), and the token (13; of longer documents the table has it). Distillation of 32 queries of 32 tokens with 32
+documents of 300 each: 9 rows of 10 win nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from .list_places import won_by
 from .lists import COMMON
 from .sides import Side, span
 
-MOST = 128  # entries of a list: comparisons are as many squared
-MOST_TOKENS = 65_535  # of a document
-PLACE = tl.constexpr(127)  # of what a list holds the bits
-END = tl.constexpr(7)  # where those bits begin
-TOKEN = tl.constexpr(15)  # likewise
+MOST = 512  # entries of a list: comparisons are as many squared
+PLACE = tl.constexpr(511)  # of what a list holds these bits
+END = tl.constexpr(9)  # where those bits begin
+ENDS = tl.constexpr(1023)
+TOKEN = tl.constexpr(19)
+TOKENS = tl.constexpr(8191)
 FILL = tl.constexpr(32)  # rows that a program fills: the bits of a number
 BLOCK = tl.constexpr(32)  # winners compared at once with as many
 LAST = tl.constexpr(2147483647)  # in place of no winner: beyond every token
@@ -53,7 +54,7 @@ def _rank_kernel(order, winners, first, columns, chunks):
         earlier += tl.sum((equal & (at[None, :] < own[:, None])).to(tl.int32), 1)
     place = pos * columns + less + earlier
     end = tl.where((earlier == 0) & (won < LAST), less + same, 0)
-    token = tl.where(won < LAST, won, 0)
+    token = won & TOKENS
     tl.store(order + place, own | (end << END) | (token << TOKEN), mask=own < columns)
 
 
@@ -66,20 +67,22 @@ def ranked(steps: Steps, winners: Slot, first: int, some: int, columns: int) -> 
 
 
 @triton.jit
-def entry_of(entry, entries, first, columns, order, starts, ends, LD, TD):
+def entry_of(entry, entries, first, columns, order, winners, starts, ends, LD, TD):
     """The document of an entry, the token that won it, that token's row, and where its entries begin and end: nowhere
     where the entry is not their first."""
     live = entry < entries
     doc = tl.where(live, first + entry // columns, first)
     low = tl.where(live, entry % columns, 0).to(tl.int32)
     found = tl.load(order + entry, mask=live, other=0)
-    end = (found >> END) & 0xFF
-    token = (found >> TOKEN).to(tl.int64)
+    end = (found >> END) & ENDS
+    token = (found >> TOKEN) & TOKENS
+    if LD > TOKENS:
+        token = tl.maximum(won_by(winners, doc * columns + (found & PLACE), end > 0), 0)
     if starts is None:
         start = (doc - first) * LD
     else:
         start = span(doc, starts, ends, LD, TD)[0]
-    return doc, token, start + token, low, tl.where(end > 0, end, low)
+    return doc, token.to(tl.int64), start + token, low, tl.where(end > 0, end, low)
 
 
 @triton.jit
@@ -129,5 +132,4 @@ def fill_others(
 
 def few_win(columns: int, d: Side) -> bool:
     """Whether these kernels serve: where lists are short, and with counters would take more than 4 bytes a winner."""
-    some_lose = columns < 2 * (d.rows // d.count if d.rows else d.length)
-    return 0 < columns <= MOST and d.length <= MOST_TOKENS and some_lose
+    return 0 < columns <= MOST and columns < 2 * (d.rows // d.count if d.rows else d.length)
