@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -62,6 +63,15 @@ def test_a_text_has_the_same_embedding_alone_and_in_any_batch(model, monkeypatch
         for one, other in zip(alone, encoder.documents(texts, calls.append), strict=True):
             torch.testing.assert_close(one, other)
         assert sum(calls) == len(texts)
+
+
+def test_padding_is_masked_where_the_tokenizer_names_no_mask(model, tmp_path):
+    shutil.copytree(model, tmp_path / "bert")
+    settings = tmp_path / "bert" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_input_names": ["input_ids"]}))
+    encoder = encode.load(str(tmp_path / "bert"), "cpu")
+    short, _ = encoder.documents(["cat sat", "cat ran dog sat cat ran dog sat"])
+    torch.testing.assert_close(short, by_hand(model, [2, 5, 7, 3])[1:-1])
 
 
 def test_no_texts_and_texts_without_tokens(model):

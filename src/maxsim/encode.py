@@ -176,6 +176,7 @@ class TransformerEncoder:
             texts,
             truncation=True,
             max_length=min(limit, self._longest),
+            return_attention_mask=True,  # also by tokenizers that do not say that their model takes one
             return_special_tokens_mask=True,
             return_offsets_mapping=True,
         )
@@ -195,7 +196,7 @@ class TransformerEncoder:
         lengths = [len(ids) for ids in rows["input_ids"]]
         result: list[torch.Tensor] = [torch.empty(0, self.dim, dtype=torch.float32, device="cpu")] * len(lengths)
         for batch in _batches(lengths, BATCH_TOKENS.get(self._device.type, 2048)):
-            names = [name for name in self._tokenizer.model_input_names if name in rows]
+            names = {name for name in self._tokenizer.model_input_names if name in rows} | {"attention_mask"}
             inputs = {name: self._pad(name, [rows[name][i] for i in batch]) for name in names}
             hidden = self._model(**inputs).last_hidden_state.float()
             hidden = torch.nn.functional.normalize(hidden, dim=-1).cpu()
