@@ -511,6 +511,26 @@ def test_search_with_a_filter(run):
     )
 
 
+def test_a_filter_finds_texts_that_read_as_json(run):
+    isbn, huge = "9783161484100", "97831614841009783161484100"
+    values = ["2024", 2024, 2025, "true", True, "NaN", "1e999", isbn, huge, "null", None]
+    lines = [{"id": i, "text": TEXTS[0], "of": value} for i, value in enumerate(values)]
+    Path("some.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run("index", "some.jsonl", "store")
+    for word, wanted in (
+        ("2024", [0, 1]), ('"2024"', [0]), ("2025", [2]), ("true", [3, 4]), ("NaN", [5]), ("1e999", [6]), (isbn, [7]),
+        (huge, [8]), ("null", [9, 10]), ("[1]", []),
+    ):  # fmt: skip
+        (found,) = json.loads(run("search", "store", "dog", "-k", "20", "--json", "--filter", f"of={word}").stdout)
+        assert sorted(hit["id"] for hit in found["hits"]) == wanted, word
+
+
+def test_ids_of_a_command_line_that_are_none(run):
+    run("index", "texts", "store")
+    for id in ("--5", "99999999999999999999", "9223372036854775808", "-"):
+        assert f"no document has the id '{id}'" in one_line(run("delete", "store", "--", id, code=1))
+
+
 def test_check_of_a_corpus_that_does_not_open(run):
     run("index", "texts", "store")
     next(Path("store/segments").iterdir()).unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Annotated, Any
 
 import typer
@@ -47,21 +49,35 @@ def compact(corpus: CorpusPath, as_json: Json = False) -> None:
 
 def id_in(corpus: Any, word: str) -> str | int:
     """The id that a word of a command line stands for."""
-    if word not in corpus and word.lstrip("-").isdecimal() and int(word) in corpus:
-        return int(word)
+    if word not in corpus and re.fullmatch(r"-?\d{1,19}", word):  # longer ones are no int ids
+        number = int(word)
+        if -(2**63) <= number < 2**63 and number in corpus:
+            return number
     return word
 
 
 def filter_of(words: list[str]) -> dict[str, list[Any]] | None:
-    """`field=value` → what `Corpus.search` takes; a value is JSON where it is a number, true, false or null."""
+    """`field=value` → what `Corpus.search` takes. A value that reads as a number, true, false or null is that and a
+    text, since some tools write all metadata as texts; one in double quotes is a text alone."""
     wanted: dict[str, list[Any]] = {}
     for word in words:
         field, equals, text = word.partition("=")
         if not equals:
             raise typer.BadParameter(f"expected FIELD=VALUE, got {word!r}", param_hint="--filter")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        wanted.setdefault(field, []).append(text if isinstance(value, (dict, list)) else value)
+        wanted.setdefault(field, []).extend(_values(text))
     return wanted or None
+
+
+def _values(text: str) -> list[Any]:
+    """What the value of a word may be in metadata."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return [text]
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, float):
+        known = math.isfinite(value)
+    else:
+        known = value is None or (isinstance(value, int) and -(2**63) <= value < 2**63)
+    return [text, value] if known else [text]

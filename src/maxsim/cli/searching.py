@@ -51,7 +51,8 @@ def search(
         list[str] | None,
         typer.Option(
             metavar="FIELD=VALUE",
-            help="Only documents with this in their metadata; of one field any of several will do.",
+            help="Only documents with this in their metadata; of one field any of several will do. 2024 is the number "
+            'and the text, "2024" in double quotes the text alone.',
         ),
     ] = None,
     explain: Annotated[
