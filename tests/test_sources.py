@@ -58,6 +58,8 @@ def test_files_of_public_collections(tmp_path):
         Text("0", "ü x", None, f"{colbert}:1"),
         Text("2", "y", {"title": "the title"}, f"{colbert}:4"),
     ]
+    dpr = write(tmp_path / "passages.tsv", "id\ttext\ttitle\n1\tx\tt\nid\ty\tt\n")
+    assert [(text.id, text.text) for text in read(dpr)] == [("1", "x"), ("id", "y")]
     assert empty == [f"{colbert}:3"]
 
 

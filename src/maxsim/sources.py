@@ -3,7 +3,7 @@
     file.jsonl, file.ndjson   one JSON object a line with "id" (or "_id", as BEIR has it; str or int) and "text"; other
                               fields become metadata
     file.tsv                  one document a line as ColBERT has it: its id, a tab and its text, perhaps another tab and
-                              its title, which becomes metadata
+                              its title, which becomes metadata; a first line whose id is "id" names the columns
     .json                     is refused: its lines are no documents
     any other file            one document a line, its id is "name:line"; lines of white space only are skipped
     folder                    every .txt file below it is one document, its id is its path in the folder ("a/b.txt");
@@ -117,6 +117,8 @@ def _read_tabs(path: Path, empty: list[str]) -> Iterator[Text]:
         if not line.strip():
             continue
         id, *fields = line.rstrip("\r\n").split("\t")
+        if number == 1 and id == "id":  # names of columns, which files of DPR begin with
+            continue
         if len(fields) not in (1, 2):
             raise SourceError(
                 f"{path}:{number}: expected an id, a tab and a text, perhaps another tab and a title, got "
