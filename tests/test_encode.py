@@ -212,6 +212,11 @@ def test_a_model_with_a_projection_is_never_read_without_it(model, tmp_path, mon
     (tmp_path / "config_sentence_transformers.json").write_text('{"model_type": "MultiVectorEncoder"}')
     with pytest.raises(EncoderError, match=r"MultiVectorEncoder of sentence-transformers.* index that"):
         encode.load(str(tmp_path))
+    (tmp_path / "config_sentence_transformers.json").write_text("{}")
+    (tmp_path / "colbert_linear.pt").touch()
+    with pytest.raises(EncoderError, match=r"colbert_linear.pt, as BGE-M3 does, .* FlagEmbedding .* index that"):
+        encode.load(str(tmp_path))
+    (tmp_path / "colbert_linear.pt").unlink()
     (tmp_path / "config_sentence_transformers.json").unlink()
     (tmp_path / "config.json").write_text('{"architectures": ["HF_ColBERT"]}')  # Stanford's
     with pytest.raises(EncoderError, match="pip install pylate"):

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from .devices import device_of
-from .models import DEFAULT, first_line, hub_answers, missing, packaged_minilm, quiet, settings_of
+from .models import DEFAULT, file_of, first_line, hub_answers, missing, packaged_minilm, quiet, settings_of
 from .models import EncoderError as EncoderError
 
 DOCUMENT_TOKENS = 300
@@ -108,6 +108,11 @@ def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encod
         raise EncoderError(
             f"the model {name!r} is a MultiVectorEncoder of sentence-transformers, which only that package can run: "
             "write its embeddings to a file, and index that"
+        )
+    if file_of(source, "colbert_linear.pt", local) is not None:
+        raise EncoderError(
+            f"the model {name!r} makes embeddings of tokens by colbert_linear.pt, as BGE-M3 does, which only the "
+            "package FlagEmbedding can run: write them (colbert_vecs) to a file, and index that"
         )
     stanford = "HF_ColBERT" in (settings_of(source, "config.json", local).get("architectures") or ())
     if stanford or "query_prefix" in settings:

@@ -56,8 +56,8 @@ def hub_answers(source: str) -> bool:
     return True
 
 
-def settings_of(source: str, file: str, local: bool) -> dict[str, Any]:
-    """What a file of a model says, {} for a model without it."""
+def file_of(source: str, file: str, local: bool) -> Path | None:
+    """Where a file of a model is on the disk, None for a model without it."""
     path: str | None = str(Path(source, file))
     if not Path(source).is_dir():
         from transformers.utils import cached_file
@@ -66,10 +66,16 @@ def settings_of(source: str, file: str, local: bool) -> dict[str, Any]:
             path = cached_file(source, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
         except (OSError, ValueError) as error:
             raise EncoderError(f"the model {source!r} cannot be loaded: {first_line(error)}") from error
-    if path is None or not Path(path).is_file():
+    return None if path is None or not Path(path).is_file() else Path(path)
+
+
+def settings_of(source: str, file: str, local: bool) -> dict[str, Any]:
+    """What a file of a model says, {} for a model without it."""
+    path = file_of(source, file, local)
+    if path is None:
         return {}
     try:
-        said = json.loads(Path(path).read_text(encoding="utf-8"))
+        said = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise EncoderError(f"the model {source!r} cannot be loaded: {path} is not JSON: {error}") from error
     return said if isinstance(said, dict) else {}
