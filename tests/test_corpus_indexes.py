@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -166,6 +168,22 @@ def test_ids_of_pylate(tmp_path, capsys):
     assert corpus.add_file(index, replace=True) == 5
     assert corpus.ids() == [7, "ü", "a", "b", "c", "e", "f"]
     assert "harm" not in capsys.readouterr().out
+
+
+def test_ids_of_older_releases_of_pylate(tmp_path):
+    """Which keep them by the package sqlitedict: keys as text, values pickled."""
+    ids, index = ["a", "b", "c", 7, "ü"], pylate(tmp_path / "index", [])
+    (index / "plaid_ids_to_documents_ids.pkl").unlink()
+    with closing(sqlite3.connect(index / "plaid_ids_to_documents_ids.sqlite")) as db, db:
+        db.execute("CREATE TABLE unnamed (key TEXT PRIMARY KEY, value BLOB)")
+        db.executemany("REPLACE INTO unnamed VALUES (?, ?)", [(n, pickle.dumps(id)) for n, id in enumerate(ids)])
+    corpus = Corpus.create(tmp_path / "store", 16)
+    with pytest.raises(FileError, match=r"beside .*\.sqlite, SQLite with a pickle a document, .* export it") as e:
+        corpus.add_file(index)
+    assert len(corpus) == 0
+    subprocess.run([sys.executable, "-c", str(e.value).split('python -c "')[1].rstrip('"')], check=True)
+    assert corpus.add_file(index) == 5
+    assert corpus.ids() == ids
 
 
 def manifest(folder, **entries):

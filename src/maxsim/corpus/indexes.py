@@ -1,7 +1,8 @@
 """Codes that are there already: index folders of other programs, files of `Quantized.save`; and the ids of documents.
 
 PyLate                  FOLDER/NAME of `indexes.PLAID`: an index of fast-plaid or ColBERT beside its maps of ids,
-                        which are pickles: of these an export as JSON is read, plaid_ids_to_documents_ids.json
+                        which are pickles, or of older releases SQLite files that hold such: of these an export as JSON
+                        is read, plaid_ids_to_documents_ids.json
 fast-plaid, ColBERT     the folder with metadata.json; documents are named by their numbers in the index, from 0
 """
 
@@ -80,15 +81,20 @@ class Index:
 
 def _ids(path: Path) -> list[Id] | None:
     """Of PyLate's map; None where there is none."""
-    made, pickled = path / f"{MAP}.json", path / f"{MAP}.pkl"
-    if not made.exists() and not pickled.exists():
+    made, kept = path / f"{MAP}.json", [path / f"{MAP}.pkl", path / f"{MAP}.sqlite"]
+    pickled = next((each for each in kept if each.exists()), None)
+    if not made.exists() and pickled is None:
         return None
-    if not made.exists() or (pickled.exists() and pickled.stat().st_mtime > made.stat().st_mtime):
+    if pickled is not None and not (made.exists() and pickled.stat().st_mtime <= made.stat().st_mtime):
         what = "is older than" if made.exists() else "is missing beside"
+        kind, read = "a pickle", f"pickle.load(open({str(pickled)!r}, 'rb'))"
+        if pickled.suffix == ".sqlite":  # of the package sqlitedict
+            rows = f"sqlite3.connect({str(pickled)!r}).execute('SELECT key, value FROM unnamed')"
+            kind, read = "SQLite with a pickle a document", f"{{n: pickle.loads(id) for n, id in {rows}}}"
         raise FileError(
-            f"{made} {what} {pickled.name}, a pickle, which runs whatever code it holds when it is read, so it is not; "
-            f'if you trust it, export it: python -c "import json, pickle; json.dump(pickle.load(open({str(pickled)!r}, '
-            f"'rb')), open({str(made)!r}, 'w'))\""
+            f"{made} {what} {pickled.name}, {kind}, which runs whatever code it holds when it is read, so it is not; "
+            f'if you trust it, export it: python -c "import json, pickle, sqlite3; json.dump({read}, '
+            f"open({str(made)!r}, 'w'))\""
         )
     try:
         held = json.loads(made.read_text(encoding="utf-8"))
