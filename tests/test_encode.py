@@ -74,6 +74,20 @@ def test_padding_is_masked_where_the_tokenizer_names_no_mask(model, tmp_path):
     torch.testing.assert_close(short, by_hand(model, [2, 5, 7, 3])[1:-1])
 
 
+def test_of_an_encoder_and_decoder_the_encoder_is_asked(model, tmp_path):
+    from transformers import BertTokenizerFast, T5Config, T5EncoderModel, T5Model
+
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+    T5Model(T5Config(vocab_size=len(WORDS), **sizes)).save_pretrained(tmp_path)
+    tokenizer = BertTokenizerFast(str(model / "vocab.txt"), model_input_names=["input_ids", "attention_mask"])
+    tokenizer.save_pretrained(tmp_path)
+    encoder = encode.load(str(tmp_path), "cpu")
+    short, _ = encoder.documents(["cat sat", "cat ran dog sat cat ran dog sat"])
+    with torch.inference_mode():
+        theirs = T5EncoderModel.from_pretrained(tmp_path).eval()(torch.tensor([[2, 5, 7, 3]])).last_hidden_state[0]
+    torch.testing.assert_close(short, torch.nn.functional.normalize(theirs[1:-1], dim=-1))
+
+
 def test_no_texts_and_texts_without_tokens(model):
     encoder = encode.load(str(model))
     assert encoder.documents([]) == []

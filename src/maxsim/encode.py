@@ -147,9 +147,12 @@ class TransformerEncoder:
                         f"the model {name!r} cannot be used: its tokenizer, {kind}, does not say where tokens stand; "
                         "take a model with a fast tokenizer"
                     )
-                self._model = AutoModel.from_pretrained(source, local_files_only=local).float().eval().to(device)
+                model = AutoModel.from_pretrained(source, local_files_only=local)
         except (OSError, ValueError) as error:
             raise EncoderError(f"the model {name!r} cannot be loaded: {first_line(error)}") from error
+        if model.config.is_encoder_decoder:  # T5, say, whose decoder asks for a text of its own
+            model = model.get_encoder()
+        self._model = model.float().eval().to(device)
         self.name = name
         self.dim = int(self._model.config.hidden_size)
         self._device = device
