@@ -653,6 +653,21 @@ def test_loss_under_ddp_by_four(four, counts, method):
     four.run(on_loss, counts, method)
 
 
+def on_several_documents() -> None:
+    """Documents `[B, N, L, D]`, the right one of each query first: the labels that the guide gives."""
+    rank, counts, N = dist.get_rank(), [3, 2], 4
+    queries = [random(each, count, 5, D, device=here()) for each, count in enumerate(counts)]
+    documents = [random(10 + each, count, N, 7, D, device=here()) for each, count in enumerate(counts)]
+    found = score(queries[rank], documents[rank].flatten(0, 1))
+    labels = offset(counts[rank] * N) + torch.arange(counts[rank], device=here()) * N
+    for query, of, scores, label in zip(queries[rank], documents[rank], found, labels, strict=True):
+        assert torch.equal(scores[label : label + N], maxsim.score(query, of)[0])
+
+
+def test_several_documents_a_query(two):
+    two.run(on_several_documents)
+
+
 # Two GPUs
 
 
