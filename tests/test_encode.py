@@ -124,6 +124,17 @@ def test_prompts_of_the_model(model, tmp_path):
     encoder = encode.load(str(folder))
     assert encoder.query_spans("cat") == ("query : cat", [(0, 5), (6, 7), (8, 11)])
     torch.testing.assert_close(encoder.documents(["cat"])[0], by_hand(model, [2, 10, 11, 5, 3])[1:-1])
+    for settings, of_query, of_document in (
+        ({"prompts": {"corpus": "passage : "}}, "", "passage : "),
+        ({"prompts": {"retrieval": "dog "}, "default_prompt_name": "retrieval"}, "dog ", "dog "),
+        ({"prompts": {"query": "query : ", "all": "dog "}, "default_prompt_name": "all"}, "query : ", "dog "),
+        ({"prompts": {"query": "", "document": "", "all": "dog "}, "default_prompt_name": "all"}, "", ""),
+        ({"prompts": None, "default_prompt_name": None}, "", ""),
+    ):
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+        encoder = encode.load(str(folder))
+        assert encoder.query_spans("cat")[0] == f"{of_query}cat"
+        assert encoder.document_spans("cat")[0] == f"{of_document}cat"
     (folder / "config_sentence_transformers.json").write_text("{")
     with pytest.raises(EncoderError, match="is not JSON"):
         encode.load(str(folder))

@@ -117,7 +117,7 @@ def load(name: str = DEFAULT, device: str | torch.device | None = None) -> Encod
     stanford = "HF_ColBERT" in (settings_of(source, "config.json", local).get("architectures") or ())
     if stanford or "query_prefix" in settings:
         return PylateEncoder(name, source, device, local)
-    return TransformerEncoder(name, source, device, settings.get("prompts"), local)
+    return TransformerEncoder(name, source, device, settings, local)
 
 
 class TransformerEncoder:
@@ -127,9 +127,7 @@ class TransformerEncoder:
     if lower.
     """
 
-    def __init__(
-        self, name: str, source: str, device: torch.device, prompts: dict[str, str] | None, local: bool
-    ) -> None:
+    def __init__(self, name: str, source: str, device: torch.device, settings: dict[str, Any], local: bool) -> None:
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
@@ -163,9 +161,8 @@ class TransformerEncoder:
         self.limit, self.query_limit = min(DOCUMENT_TOKENS, self._longest), min(QUERY_TOKENS, self._longest)
         self.cut = self.cut_queries = 0
         self.were_cut: list[bool] = []
-        prompts = prompts or {}
-        self._document_prompt = prompts.get("document") or prompts.get("passage") or ""
-        self._query_prompt = prompts.get("query") or ""
+        self._document_prompt = _prompt(settings, "document", "passage", "corpus")
+        self._query_prompt = _prompt(settings, "query")
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> list[torch.Tensor]:
         return self._encode(texts, False, progress)
@@ -302,6 +299,13 @@ class PylateEncoder:
             if progress:
                 progress(len(batch))
         return result
+
+
+def _prompt(settings: dict[str, Any], *names: str) -> str:
+    """Of a side, as sentence-transformers chooses it: by one of these names, or without any the model's default."""
+    prompts = settings.get("prompts") or {}
+    own = [prompts[name] for name in names if name in prompts] or [prompts.get(settings.get("default_prompt_name"))]
+    return next(filter(None, own), "")
 
 
 def _batches(lengths: Sequence[int], limit: int) -> list[list[int]]:
