@@ -132,6 +132,12 @@ def test_parquet(tmp_path, kind):
     parquet.write_table(bad, tmp_path / "bad.parquet")
     with pytest.raises(ValueError, match=r"bad.parquet: column 'embeddings' holds tokens of widths \[1, 8\]"):
         corpus.add_file(tmp_path / "bad.parquet")
+    vectors = pa.array([d.tolist() for d in DOCUMENTS], outer)
+    beside = pa.table({"id": range(6), "embedding": [[1.0] * 4] * 6, "vectors": vectors})  # a document has one of these
+    parquet.write_table(beside, tmp_path / "both.parquet")
+    assert corpus.add_file(tmp_path / "both.parquet") == 6
+    assert torch.equal(corpus.get(0).embeddings, DOCUMENTS[0].half())
+    assert corpus.delete(range(6)) == 6
     parquet.write_table(pa.table({"mean": [[1.0]]}), tmp_path / "none.parquet")
     with pytest.raises(ValueError, match="expected a column named embeddings or"):
         corpus.add_file(tmp_path / "none.parquet")

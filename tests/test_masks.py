@@ -128,10 +128,13 @@ def test_masks_of_any_make(lane):
 @pytest.mark.interpreter
 def test_a_padded_mask_on_a_ragged_list(lane):
     q, items = integers(9, 3, 8, device=lane.device), [integers(n, n, 8, device=lane.device) for n in (2, 5, 1)]
-    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 0, 0, 1, 1], [1, 0, 0, 0, 0]]).bool()
+    mask = torch.tensor([[0, 1, 0, 0, 0], [1, 0, 0, 1, 1], [1, 1, 1, 1, 1]]).bool()
     kept = [item[row[: len(item)].to(item.device)] for item, row in zip(items, mask, strict=True)]
     assert torch.equal(lane.score(q, items, None, mask), lane.score(q, kept))
     assert torch.equal(lane.score(q, items, None, mask.numpy()), lane.score(q, kept))
+    mask[0] = torch.tensor([0, 0, 0, 1, 1])
+    with pytest.raises(ValueError, match=r"documents\[0\] has 2 tokens.* padded on the left give one mask an item"):
+        lane.score(q, items, None, mask)
 
 
 @pytest.mark.interpreter

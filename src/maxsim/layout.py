@@ -204,6 +204,12 @@ def _list_mask(mask: Any, lengths: list[int], side: str) -> Tensor:
         if row.shape != ((max(lengths),) if padded else (length,)):
             expected = f"[{len(lengths)}, {max(lengths)}] in all" if padded else f"[{length}]"
             raise ValueError(f"{side}[{i}] mask must have shape {expected}, got {list(row.shape)}")
+        known = padded and row.device.type == "cpu" and not torch.compiler.is_compiling()
+        if known and bool(row[length:].any()) and not bool(row[:length].all()):
+            raise ValueError(
+                f"{side}[{i}] has {length} tokens, to which the first entries of its mask belong, but that keeps some "
+                "beyond them: of a list padded on the left give one mask an item"
+            )
         kept.append(row[:length])
     return torch.cat(kept) if kept else torch.empty(0, dtype=torch.bool, device="cpu")
 

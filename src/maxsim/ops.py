@@ -47,8 +47,8 @@ def score(
             `Quantized` (see `quantize`), with queries of any dtype but float64. Never moved or copied, but a list
             costs one packed copy.
         query_mask: boolean, True = keep, any pattern: `[NQ, LQ]`, for a list one mask an item (or one
-            `[N, longest]`, of which each item takes as many entries as it has tokens, from the left), for `Packed` and
-            `Views` `[T]`.
+            `[N, longest]`, of which each item takes as many entries as it has tokens, from the left; one that keeps
+            some beyond and not all of these is refused where it is on the CPU), for `Packed` and `Views` `[T]`.
         document_mask: the same for documents (`[NQ, K, LD]` with candidates).
         masked: "exclude": masked document tokens take no part. "zero": they compete with similarity 0, as padding with
             zero vectors does.

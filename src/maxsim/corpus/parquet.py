@@ -35,7 +35,9 @@ def read(path: Path) -> Iterator[Row]:
     with pa.parquet.ParquetFile(path) as file:
         batches = file.iter_batches(batch_size=1024)
         names = file.schema_arrow.names
-        column = next((each for each in COLUMNS if each in names), None)
+        found = [each for each in COLUMNS if each in names]
+        several = (each for each in found if _of_several(pa, file.schema_arrow.field(each).type))
+        column = next(several, next(iter(found), None))  # beside one vector a document there may be several
         if column is None:
             raise FileError(f"{path}: expected a column named {' or '.join(COLUMNS)}, got {names}")
         if _tensors(pa, file.schema_arrow.field(column).type) and _nulls(file.metadata, column):
@@ -52,6 +54,12 @@ def read(path: Path) -> Iterator[Row]:
                     raise FileError(f"{path}: column {id_name!r} holds a null")
                 metadata = {each: values[each] for each in others if values[each] is not None}
                 yield Row(id, document, values.get("text"), metadata or None)
+
+
+def _of_several(pa: Any, kind: Any) -> bool:
+    """Whether each document has a vector for each of its tokens."""
+    lists = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    return _tensors(pa, kind) or (any(of(kind) for of in lists) and any(of(kind.value_type) for of in lists))
 
 
 def _tensors(pa: Any, kind: Any) -> bool:
@@ -77,8 +85,7 @@ def _lists(path: Path, name: str, column: Any) -> Iterator[Any]:
             raise FileError(f"{path}: column {name!r} holds nulls")
         yield from column.to_numpy_ndarray()
         return
-    lists = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
-    if not any(is_list(kind) for is_list in lists) or not hasattr(kind.value_type, "value_type"):
+    if not _of_several(pa, kind):
         raise FileError(f"{path}: column {name!r} must hold lists of lists of floats, got {kind}")
     if column.null_count:
         raise FileError(f"{path}: column {name!r} holds {column.null_count} nulls: write empty lists")

@@ -195,7 +195,7 @@ def rerank(
             raise ValueError("a query needs candidates with tokens")
         where = torch.device(device) if device is not None else tokens.device
         own = packed(items, where, [len(item) < longest for item in items])
-        scores, order = torch.sort(score(tokens[None], own)[0], descending=True)
+        scores, order = torch.sort(score(tokens[None], own)[0], descending=True, stable=True)
         ranked = zip(order.tolist(), scores.tolist(), strict=True)
         results.append([{"id": ids[i], "score": value} for i, value in ranked])
     served("pylate.rerank")
