@@ -252,6 +252,8 @@ def test_what_does_not_fit_together_is_refused_in_the_hosts_words():
         fast.colbert_scores(tokens(2, 3, 8), tokens(3, 4, 8))
     with pytest.raises(RuntimeError):
         fast.maxsim(tokens(2, 3, 8), tokens(3, 4, 16))
+    odd = tokens(3, 8), tokens(6, 1, 8)  # to the host one document of six tokens
+    assert torch.equal(fast.kd_scores(*odd), scoring.colbert_kd_scores(*odd))
 
 
 @pytest.mark.parametrize("kind", ["bool", "weights", "long"])
