@@ -253,6 +253,40 @@ def test_a_folder_of_embeddings(run):  # noqa: F811
         Path("many", name).unlink()
 
 
+@pytest.mark.parametrize("kept", ["float16", "int8"])
+def test_a_corpus_is_not_a_folder_of_embeddings(run, kept):  # noqa: F811
+    """Its segments have no ids, and still hold what was deleted."""
+    arrays("more.npz")
+    run("index", "more.npz", "store", "--dtype", kept)
+    run("delete", "store", "0")
+    Path("above").mkdir()
+    Path("store").rename("above/store")
+    told = "above/store is a corpus: export it, and give the file that was written"
+    for source in ("above/store", "above"):
+        assert told in one_line(run("index", source, "again", code=1))
+        assert not Path("again").exists()
+    arrays("others.npz", 5)
+    run("index", "others.npz", "target", "--dtype", kept)
+    assert told in one_line(run("add", "target", "above/store", code=1))
+    assert Corpus.open("target").ids() == [5, 6]
+    run("export", "above/store", "written.safetensors")
+    run("add", "target", "written.safetensors")
+    assert Corpus.open("target").ids() == [5, 6, 1]
+
+
+@pytest.mark.parametrize("what", ["a.npy", "a.txt"])
+def test_a_corpus_in_the_folder_that_it_is_made_of(run, what):  # noqa: F811
+    """The same command again adds what is new."""
+    Path("many").mkdir()
+    for number, name in enumerate((what, what.replace("a", "b")), 1):
+        if name.endswith(".txt"):
+            Path("many", name).write_text("a text")
+        else:
+            np.save(Path("many", name), np.ones((2, DIM), np.float32))
+        run("index", "many", "many/store")
+        assert len(Corpus.open("many/store").ids()) == number
+
+
 def test_a_field_that_no_document_has(run):  # noqa: F811
     lines = [{"id": n, "text": "red fox", "lang": "en"} for n in range(2)]
     Path("some.jsonl").write_text("\n".join(map(json.dumps, lines)))

@@ -114,6 +114,22 @@ def test_multi_vector_refuses_nothing_to_score():
         score_multi_vector(some, some, 0)
     with pytest.raises(ValueError, match=r"\[B, N, L, D\]"):
         maxsim_kd(torch.ones(1, 2, 4), torch.ones(1, 2, 4))
+    with pytest.raises(ValueError, match=r"\[NP, L, D\] with tokens, got \[3, 4\]"):
+        score_multi_vector(some, torch.ones(3, 4))
+    with pytest.raises(ValueError, match="with tokens"):
+        score_multi_vector(some, torch.ones(3, 0, WIDTH))
+    with pytest.raises(ValueError, match=r"\[L, D\]"):
+        score_multi_vector(some, [torch.ones(1, 2, WIDTH)])
+    nothing = torch.ones(0, WIDTH)
+    with pytest.raises(ValueError, match="no tokens"):  # beside one in another batch as well
+        score_multi_vector(some, [*some, nothing], 2)
+    assert score_multi_vector(some, [*some, nothing])[:, 2].tolist() == [0, 0]
+
+
+def test_multi_vector_of_arrays():
+    qs, ps = ragged(3, 5), ragged(5, 4, seed=1)
+    arrays = score_multi_vector([q.numpy() for q in qs], [p.numpy() for p in ps], 2, "cpu")
+    assert torch.equal(arrays, score_multi_vector(qs, ps, 2, "cpu"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -272,6 +288,25 @@ class TestReal:
             assert torch.equal(host.utils.maxsim.maxsim_inbatch(q, d), their_grid(q, d))
         assert calls() == {}
         assert len(calls_left()) == 4
+
+    def test_what_our_scoring_refuses_is_the_hosts(self, host):
+        """Whole numbers and sizes of 1 that its einsum broadcasts; errors are in its words."""
+        whole = [torch.tensor([[3, -2], [0, 1]]), torch.tensor([[1, 1]])]
+        q, d = torch.randn(3, 4, WIDTH), torch.randn(3, 2, 6, WIDTH)
+        with colpali.enable():
+            score = host.utils.processing_utils.BaseVisualRetrieverProcessor.score_multi_vector
+            assert score(whole, whole, device="cpu").tolist() == [[14, 2], [1, 2]]
+            for some, others in ((q, d[:1]), (q[:1], d), (q[..., :1], d)):
+                expected = torch.einsum("bnd,bksd->bkns", some, others).amax(3).sum(2)
+                assert torch.equal(host.utils.maxsim.maxsim_kd(some, others), expected)
+            with pytest.raises(RuntimeError):
+                score(list(q), list(d[0].half()), device="cpu")
+            with pytest.raises(TypeError, match="expected Tensor"):
+                host.utils.maxsim.maxsim_inbatch(q, list(d))
+            with pytest.raises(ValueError, match="No passages provided"):
+                score(list(q), [])
+        assert calls() == {}
+        assert sum(calls_left().values()) == 2 + 3 + 2 + 1 + 1  # what `score` leaves comes to the grid
 
     def test_round_trip(self, host):
         from colpali_engine.utils import _lik_backend

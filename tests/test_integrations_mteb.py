@@ -119,11 +119,13 @@ def test_what_cannot_be_served_is_the_hosts():
     for a, b in ((items([3]), items([0])), (torch.stack(items([2])), torch.stack(items([2])).double())):
         with pytest.raises((IndexError, RuntimeError)):
             fast.max_sim(a, b)
+    with pytest.raises(IndexError):  # padded
+        fast.max_sim(torch.ones(2, 3, 4), torch.ones(2, 0, 4))
     with pytest.raises((IndexError, RuntimeError)):
         fast.pairwise_max_sim(items([3]), items([0]))
     whole = torch.ones(2, 3, 4, dtype=torch.int64)
     assert torch.equal(fast.max_sim(whole, whole), host.max_sim(whole, whole))
-    assert not calls() and sum(calls_left().values()) == 4
+    assert not calls() and sum(calls_left().values()) == 5
 
 
 def test_parts_of_documents_from_another_device(monkeypatch):

@@ -138,6 +138,14 @@ def test_pairs():
     torch.testing.assert_close(pairwise_scores(*([each.numpy() for each in side] for side in ragged)), expected)
 
 
+def test_documents_of_another_form_are_refused():
+    """A grid is not scores of each query's own documents, nor the other way round."""
+    with pytest.raises(ValueError, match=r"\[A, B, T, H\], got \[2, 3, 4\]"):
+        kd_scores(torch.ones(2, 3, 4), torch.ones(2, 3, 4))
+    with pytest.raises(ValueError, match=r"\[B, T, H\], got \[2, 1, 3, 4\]"):
+        colbert_scores(torch.ones(2, 3, 4), torch.ones(2, 1, 3, 4))
+
+
 def test_the_metric_says_what_it_is():
     assert repr(ContrastiveScores()) == "ContrastiveScores(masked='zero')"
     with pytest.raises(ValueError, match="'exclude' or 'zero'"):
@@ -452,6 +460,19 @@ class TestReal:
             "pylate.scores: embeddings are of dtype float32, float64": 1,
         }
         assert len([record for record in caplog.records if "int64" in record.getMessage()]) == 1
+
+    def test_sizes_of_1_are_broadcast_as_there(self, host):
+        q, d = torch.randn(3, 4, 8), torch.randn(3, 2, 5, 8)
+        for some, others in ((q, d[:1]), (q[:1], d)):
+            expected = host.scores.colbert_kd_scores(some, others)
+            with maxsim.integrations.pylate.enable():
+                assert torch.equal(host.scores.colbert_kd_scores(some, others), expected)
+                with pytest.raises(RuntimeError):  # their words
+                    host.scores.colbert_kd_scores(some, others[:, 0])
+                with pytest.raises(RuntimeError):
+                    host.scores.colbert_scores(some, others)
+        assert calls() == {}
+        assert sum(calls_left().values()) == 6
 
     def test_a_backend_that_cannot_leaves_it_to_the_torch_path(self, host, monkeypatch):
         def refuse(*args, **kwargs):

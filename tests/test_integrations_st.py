@@ -252,10 +252,33 @@ def test_what_does_not_fit_together_is_refused_in_the_hosts_words():
         fast.colbert_scores(tokens(2, 3, 8), tokens(3, 4, 8))
     with pytest.raises(RuntimeError):
         fast.maxsim(tokens(2, 3, 8), tokens(3, 4, 16))
+    odd = tokens(3, 8), tokens(6, 1, 8)  # to the host one document of six tokens
+    assert torch.equal(fast.kd_scores(*odd), scoring.colbert_kd_scores(*odd))
 
 
-def test_compiled():
-    """In one graph, as the host's own scoring is."""
+@pytest.mark.parametrize("kind", ["bool", "weights", "long"])
+@pytest.mark.parametrize("captured", [False, True])
+def test_compiled(kind, captured):
+    """In one graph, as the host's own scoring is, whatever the masks hold. A function `captured` before comes to ours
+    chunk by chunk."""
+    q, d, q_mask, d_mask = case("pairs", 5, 6, "holes")
+    generator = torch.Generator().manual_seed(3)
+    q_mask = {"bool": q_mask, "long": q_mask.long(), "weights": q_mask * torch.rand(5, 5, generator=generator)}[kind]
+    function = similarity.maxsim if captured else None
+
+    def loss(q, d):
+        scored = function or similarity.maxsim
+        return scored(q, d, q_mask, d_mask).clamp(min=-5).square()
+
+    expected = both(loss, loss, q, d)[0]
+    with fast.enable():
+        torch._dynamo.reset()
+        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+        assert_same(both(compiled, compiled, q, d)[0], expected, 1e-4)
+    assert not calls_left()
+
+
+def test_compiled_losses_scores():
     q, d, q_mask, d_mask = case("grid", 5, 6, "holes")
 
     def loss(q, d):
@@ -267,6 +290,16 @@ def test_compiled():
         compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
         assert_same(both(compiled, compiled, q, d)[0], expected, 1e-4)
     assert not calls_left()
+
+
+def test_compiled_weights_below_0_are_told():
+    q, d = tokens(2, 3, 8), tokens(4, 5, 8)
+    with fast.enable():
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda mask: similarity.maxsim(q, d, a_mask=mask), backend="aot_eager", fullgraph=True)
+        compiled(torch.ones(2, 3))
+        with pytest.raises(RuntimeError, match="weights below 0"):
+            compiled(-torch.ones(2, 3))
 
 
 def test_documents_come_in_parts_from_another_device(monkeypatch):

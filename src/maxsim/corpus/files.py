@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ..packed import as_tensor
 from ..quantized.files import is_codes
-from . import lines, parquet
+from . import catalogue, lines, parquet
 from .arrays import EXPORT, Arrays, Row, documents
 from .errors import FileError
 
@@ -71,8 +71,19 @@ def read(path: Path) -> Iterator[Row]:
         raise FileError(f"{path}: expected a folder or one of {', '.join(KINDS)}")
 
 
+def below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files below a folder, without those of corpora, and the corpora: segments alone have no ids, and still hold
+    what was deleted."""
+    corpora = {each.parent for each in folder.rglob(catalogue.FILE)}
+    there = (each for each in folder.rglob("*") if each.is_file() and corpora.isdisjoint(each.parents))
+    return sorted(there), sorted(corpora)
+
+
 def _folder(folder: Path) -> Iterator[Row]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix.lower() in KINDS)
+    there, corpora = below(folder)
+    paths = [path for path in there if path.suffix.lower() in KINDS]
+    if not paths and corpora:
+        raise FileError(f"{corpora[0]} is a corpus: export it, and give the file that was written")
     if not paths:
         raise FileError(f"{folder}: holds no index of another program, and no {', '.join(KINDS)}")
     for path in paths:

@@ -81,14 +81,14 @@ def holds_embeddings(path: Path) -> bool:
         return path.suffix.lower() in files.KINDS
     if folder_of(path) is not None:
         return True
-    there = sorted(each for each in path.rglob("*") if each.is_file())
+    there, corpora = files.below(path)
     embeddings = [each for each in there if each.suffix.lower() in files.KINDS]
     told = {lines.beside(each) for each in embeddings}
     texts = [each for each in there if each.suffix.lower() in TEXTS and each not in told]
     if embeddings and texts:
         both = f"embeddings ({embeddings[0]}) and texts ({texts[0]})"
         raise FileError(f"{path}: holds {both}: give each a folder of its own")
-    return bool(embeddings)
+    return bool(embeddings or (corpora and not texts))  # a corpus alone is refused where it is read
 
 
 def opened(path: Path) -> Source:

@@ -142,8 +142,12 @@ class Side:
         may as well multiply the token."""
         if self.mask is None or self.mask.dtype == torch.bool or isinstance(self.items, list):
             return self
-        if self.mask.device.type == "cpu" and bool((self.mask < 0).any()):
-            raise ValueError("weights below 0 turn a best match into a worst")
+        if self.mask.device.type == "cpu":
+            wrong = "weights below 0 turn a best match into a worst"
+            if torch.compiler.is_compiling():  # where no branch may depend on values
+                torch._assert_async((self.mask >= 0).all(), wrong)
+            elif bool((self.mask < 0).any()):
+                raise ValueError(wrong)
         return Side(self.items * self.mask.to(self.items)[..., None], self.mask)
 
     def empty(self) -> Tensor | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..ops import score
-from ..packed import Packed
+from ..packed import Packed, as_tensor
 from ._switch import Handle, Seam, Switch, left_to_host, served
 from ._tokens import packed, ranges
 
@@ -42,7 +42,8 @@ def score_multi_vector(
         float32 `[NQ, NP]` on the CPU, summed in float32 whatever the dtype, where colpali-engine sums in the inputs'.
 
     Raises:
-        ValueError: no queries or no passages, a batch_size below 1, and as `maxsim.score`.
+        ValueError: no queries or no passages, a batch of passages without tokens, a batch_size below 1, and as
+            `maxsim.score`.
         TypeError: as `maxsim.score`.
         UnsupportedError: as `maxsim.score`.
     """
@@ -126,14 +127,21 @@ def _passages(ps: Tensor | Sequence[Tensor], batch_size: int, device: torch.devi
     pad. Of those shorter than the longest of their batch one such row does what all do; the longest compete with
     none."""
     if isinstance(ps, Tensor):
+        if ps.ndim != 3 or not ps.shape[1]:
+            raise ValueError(f"passages must be a list or have shape [NP, L, D] with tokens, got {list(ps.shape)}")
         for low, high in ranges([ps.shape[1]] * len(ps), ps.shape[2], ps.device.type != device.type):
             yield ps[low:high].to(device)
         return
-    lengths = [len(passage) for passage in ps]
-    longest = [max(lengths[low : low + batch_size]) for low in range(0, len(ps), batch_size)]
+    items = [as_tensor(passage, f"passage {i}") for i, passage in enumerate(ps)]
+    if any(item.ndim != 2 for item in items):
+        raise ValueError("a passage of a list must have shape [L, D]")
+    lengths = [len(item) for item in items]
+    longest = [max(lengths[low : low + batch_size]) for low in range(0, len(items), batch_size)]
+    if not all(longest):
+        raise ValueError("a batch of passages has no tokens")
     padded = [length < longest[i // batch_size] for i, length in enumerate(lengths)]
-    for low, high in ranges(lengths, ps[0].shape[-1], True):
-        yield packed(ps[low:high], device, padded[low:high])
+    for low, high in ranges(lengths, items[0].shape[-1], True):
+        yield packed(items[low:high], device, padded[low:high])
 
 
 # What `enable()` replaces: the functions that colpali-engine's dispatcher looks up at every call, and the tiles.
@@ -148,7 +156,7 @@ def _in_place_of(ours: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tens
         if reason is None:
             try:
                 return ours(query, doc)
-            except (UnsupportedError, NotImplementedError) as error:
+            except (UnsupportedError, NotImplementedError, TypeError, ValueError) as error:  # or its einsum broadcasts
                 reason = str(error)
         left_to_host(name, reason)
         return host(query, doc)
@@ -163,9 +171,13 @@ def _multi_vector(
         from colpali_engine.utils.torch_utils import get_torch_device
 
         where = torch.device(device or get_torch_device("auto"))
+        reason = f"the device is {where}"
         if where.type in ("cpu", "cuda"):
-            return score_multi_vector(qs, ps, batch_size, where)
-        left_to_host("colpali.score_multi_vector", f"the device is {where}")
+            try:
+                return score_multi_vector(qs, ps, batch_size, where)
+            except (UnsupportedError, NotImplementedError, TypeError, ValueError) as error:  # of which it has its own
+                reason = str(error)
+        left_to_host("colpali.score_multi_vector", reason)
     return host(qs, ps, batch_size, device)
 
 
@@ -175,8 +187,10 @@ def _backend() -> str:
     return str(maxsim._resolve_backend())
 
 
-def _reason(query: Tensor, doc: Tensor) -> str | None:
+def _reason(query: Any, doc: Any) -> str | None:
     """Why colpali-engine, or late-interaction-kernels behind it, should have this call; None where we serve it."""
+    if not (isinstance(query, Tensor) and isinstance(doc, Tensor)):
+        return "its arguments are not tensors"
     if query.device != doc.device or query.device.type not in ("cpu", "cuda"):
         return f"queries are on {query.device}, documents on {doc.device}"
     if query.dtype != doc.dtype or not query.is_floating_point():

@@ -93,6 +93,8 @@ def _max_sim(host: Host, a: Any, b: Any, batch_size: int = 128) -> Tensor:
         where = _where(queries[0], documents[0])
         home = queries[0].device
         lengths = [len(item) for item in documents]
+        if not any(lengths):
+            raise ValueError("no document has a token")
         padded = _padded([len(item) for item in queries], lengths) if ragged else [False] * len(lengths)
         # a padded tensor stays one; a list, and what is unbound of a tensor beside a list, is packed
         query_tokens = packed(queries, where) if isinstance(queries, list) else queries.to(where)

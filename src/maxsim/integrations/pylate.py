@@ -55,9 +55,11 @@ def colbert_scores(
 
     Raises:
         TypeError: as `maxsim.score`.
-        ValueError: as `maxsim.score`.
+        ValueError: as `maxsim.score`, and candidates per query.
         UnsupportedError: as `maxsim.score`.
     """
+    if isinstance(documents_embeddings, Tensor) and documents_embeddings.ndim == 4:
+        raise ValueError(f"documents must have shape [B, T, H], got {list(documents_embeddings.shape)}: see kd_scores")
     result = _score(queries_embeddings, documents_embeddings, queries_mask, documents_mask, masked)
     served("pylate.colbert_scores")
     return result
@@ -85,9 +87,11 @@ def kd_scores(
 
     Raises:
         TypeError: as `maxsim.score`.
-        ValueError: as `maxsim.score`.
+        ValueError: as `maxsim.score`, and documents without four dimensions.
         UnsupportedError: as `maxsim.score`.
     """
+    if isinstance(documents_embeddings, Tensor) and documents_embeddings.ndim != 4:
+        raise ValueError(f"documents must have shape [A, B, T, H], got {list(documents_embeddings.shape)}")
     result = _score(queries_embeddings, documents_embeddings, queries_mask, documents_mask, masked)
     served("pylate.kd_scores")
     return result
@@ -260,7 +264,7 @@ def _in_place_of(ours: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return host(*args, **kwargs)
         try:
             return ours(*args, **kwargs)
-        except (UnsupportedError, NotImplementedError) as error:
+        except (UnsupportedError, NotImplementedError, TypeError, ValueError) as error:  # or its einsum broadcasts
             from pylate.scores._lik_backend import LIKUnsupported
 
             left_to_host(f"pylate.{ours.__name__}", str(error))
@@ -286,7 +290,7 @@ def _contrastive(
         masks = [None if mask is None else convert_to_tensor(mask) for mask in (queries_mask, documents_mask)]
         try:
             return ContrastiveScores()(queries, documents, *masks)
-        except (UnsupportedError, NotImplementedError) as error:
+        except (UnsupportedError, NotImplementedError, TypeError, ValueError) as error:
             left_to_host("pylate.ContrastiveScores", str(error))
     return host(metric, queries, documents, queries_mask, documents_mask, backend)
 

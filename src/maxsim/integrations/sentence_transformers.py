@@ -244,6 +244,8 @@ def _kd(
     length_normalize: bool = False,
 ) -> Tensor:
     documents = as_float(documents_embeddings)
+    if documents.ndim != 4:
+        raise ValueError(f"expected [Q, N, L, D], got {list(documents.shape)}")
     queries = side(as_float(queries_embeddings), queries_mask)
     keep = documents.any(-1) if documents_mask is None else mask_of(documents_mask).bool().to(documents.device)
     query_tokens, query_keep = queries.weighed().placed(documents.device)
