@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxsim
 from maxsim import Packed
-from maxsim.kernels import cpu_maxima, cpu_product, cpu_threads
+from maxsim.kernels import cpu_maxima, cpu_product, cpu_runs, cpu_threads
 from maxsim.kernels.cpu_tree import Tree
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -277,3 +277,36 @@ def test_a_forked_child_starts_its_own_threads() -> None:
     if child == 0:
         os._exit(0 if torch.equal(maxsim.score(queries, documents, backend="cpu"), expected) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("codec", [None, "int8"])
+@pytest.mark.parametrize("masked", ["exclude", "zero"])
+@pytest.mark.parametrize("form", ["grid", "candidates", "packed"])
+def test_masked_rows_in_place_or_left_out(form, masked, codec, monkeypatch):
+    """Few masked rows are multiplied, whatever they hold, and many left out: the same bits and winners."""
+    generator = torch.Generator().manual_seed(7)
+    q, d = torch.randn(4, 5, 24, generator=generator), torch.randn(12, 40, 24, generator=generator)
+    keep = torch.rand(12, 40, generator=generator) < 0.7
+    keep[3], keep[5, :9], keep[6] = False, False, True
+    if codec is None:
+        q[..., 0] = q[..., 0].abs()
+        d[7], d[7, :, 0] = 0, -torch.inf  # the lowest of what is kept wins
+        d[~keep] = torch.nan
+    documents: Any = {
+        "grid": d,
+        "candidates": d.view(4, 3, 40, 24),
+        "packed": Packed(d.view(-1, 24), range(0, 481, 40)),
+    }[form]
+    mask = keep.view(4, 3, 40) if form == "candidates" else keep.flatten() if form == "packed" else keep
+    if codec is not None:
+        documents, mask = maxsim.quantize(documents, codec, mask, scale="token"), None
+    found = []
+    for rows in (1e9, 0):
+        monkeypatch.setattr(cpu_runs, "GATHER", rows)
+        found.append(
+            (*maxsim.matches(q, documents, None, mask, masked), maxsim.score(q, documents, None, mask, masked))
+        )
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    if form == "grid" and codec is None and masked == "exclude":
+        assert set(found[0][0][1, 7].tolist()) == {int(keep[7].int().argmax())}

@@ -95,7 +95,7 @@ class _Side:
 
     def documents(self, items: np.ndarray | slice, problem: Problem, query_rows: int) -> Documents:
         limit = block_tokens(query_rows, self.width)
-        return Documents(self.start[items], self.length[items], self.mask, problem.masked_zero, limit)
+        return Documents(self.start[items], self.length[items], self.mask, problem.masked_zero, limit, query_rows)
 
 
 def _arithmetic(problem: Problem, winners: bool) -> torch.dtype:

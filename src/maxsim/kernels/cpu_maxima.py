@@ -31,11 +31,12 @@ SLACK = 1024  # similarities that padding may waste a piece before another block
 
 class Pieces(NamedTuple):
     """Runs of token rows, `first` and `length` (> 0) int64 `[P]`: row numbers, or places in `rows`, which holds row
-    numbers."""
+    numbers. gone: rising, of all rows of pieces of one length, those whose similarities are −inf."""
 
     first: np.ndarray
     length: np.ndarray
     rows: np.ndarray | None
+    gone: np.ndarray | None = None
 
 
 def block_tokens(query_rows: int, width: int) -> int:
@@ -96,11 +97,14 @@ def _maxima(
             tokens, weight = documents.block(rows, scratch), documents.weights(rows)
         m = tokens.shape[0]
         target = chosen if isinstance(chosen, slice) else torch.from_numpy(chosen)
+        gone = None
+        if pieces.gone is not None and isinstance(chosen, slice):
+            begin = (run.low + chosen.start) * width
+            some = slice(*np.searchsorted(pieces.gone, (begin, begin + n * width)).tolist())
+            gone = torch.from_numpy(pieces.gone[some] - begin)
         for low, high, part in parts:
             block = space[: m * (high - low)].view(m, high - low)
-            multiply(tokens, part, block)
-            if weight is not None:
-                block[: len(weight)] *= weight
+            _similarities(multiply, tokens, part, block, weight, gone)
             similarity = block[: n * width].view(n, width, high - low)
             if ranks is None and isinstance(target, slice):
                 torch.amax(similarity, 1, out=out[target, low:high])
@@ -111,11 +115,20 @@ def _maxima(
                 # 1 where a token is the largest, times its rank from the end: a fifth of the time of an argmax
                 place = width - similarity.eq_(largest[:, None]).mul_(ranks[-width:]).amax(1)
                 if bool((place == width).any()):  # a NaN equals nothing
-                    multiply(tokens, part, block)
-                    if weight is not None:
-                        block[: len(weight)] *= weight
+                    _similarities(multiply, tokens, part, block, weight, gone)
                     place = similarity.max(1).indices
                 places[target, low:high] = place.to(places.dtype)
+
+
+def _similarities(
+    multiply: Multiply, tokens: Tensor, part: Tensor, block: Tensor, weight: Tensor | None, gone: Tensor | None
+) -> None:
+    """Of tokens with query rows, into `block`; those of rows that are `gone` −inf."""
+    multiply(tokens, part, block)
+    if weight is not None:
+        block[: len(weight)] *= weight
+    if gone is not None:
+        block.index_fill_(0, gone, -torch.inf)
 
 
 def _blocks(length: np.ndarray, limit: int, slack: int) -> list[tuple[slice | np.ndarray, int]]:
