@@ -126,6 +126,25 @@ def test_inference_tensors(lane, dtype):
     assert torch.equal(found, lane.score(q, d))
 
 
+@pytest.mark.interpreter
+def test_places_and_codes_made_in_inference_mode(lane):
+    """Queries learn against documents that were packed, chosen or quantised where an encoder's inference mode was."""
+    q, d = problem(lane, torch.float32)
+    tokens, offsets = d.detach().flatten(0, 1), torch.arange(len(d) + 1) * d.shape[1]
+
+    def made():
+        codes = maxsim.quantize(d.detach())
+        return maxsim.Packed(tokens, offsets), maxsim.Views(tokens, offsets[:-1], offsets.diff()), codes, codes[[2, 0]]
+
+    wanted = made()
+    with torch.inference_mode():
+        found = made()
+    for ours, theirs in zip(found, wanted, strict=True):
+        for call in (lane.score, lambda a, b: lane.score_pairs(a, b, [[0, 1]])):
+            grads = [torch.autograd.grad(call(q, each).sum(), q)[0] for each in (ours, theirs)]
+            assert torch.equal(*grads)
+
+
 @interpreter_when(half)
 @pytest.mark.parametrize("LD", [2, 40, 300])
 def test_ties_go_to_the_first(lane, dtype, LD):
