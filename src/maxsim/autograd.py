@@ -76,6 +76,7 @@ def _backward(
             torch.zeros_like(problem.documents.leaf, dtype=dtype) if need_documents else None,
         )
     dtype = dtype or problem.dtype
+    grad = grad.resolve_neg()  # kernels read memory, and would not see that flag
     with no_autocast(problem.device.type):
         if problem.documents.floats is None or not needed[1]:
             return module.backward(problem, winners, grad, *needed, dtype)

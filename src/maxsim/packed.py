@@ -36,7 +36,8 @@ def refuse_transforms(tensor: Tensor, what: str) -> None:
 
 
 def _plain(tensor: Tensor, what: str) -> Tensor:
-    """A tensor with memory of its own, which kernels read: one that a collective has yet to bring is waited for.
+    """A tensor whose values are in its memory, where kernels read them. One that a collective has yet to bring is
+    waited for, and one that PyTorch has negated by a flag alone (`is_neg`) is copied.
 
     Raises:
         NotImplementedError: as `refuse_transforms`. TypeError: a subclass that holds its values in other tensors, or
@@ -45,8 +46,10 @@ def _plain(tensor: Tensor, what: str) -> Tensor:
     refuse_transforms(tensor, what)
     of: Any = type(tensor)
     plain: Any = Tensor
-    if torch.compiler.is_compiling() or tensor.is_nested or of.__torch_dispatch__ is plain.__torch_dispatch__:
+    if torch.compiler.is_compiling() or tensor.is_nested:
         return tensor
+    if of.__torch_dispatch__ is plain.__torch_dispatch__:
+        return tensor.resolve_neg()
     if of.__name__ == "AsyncCollectiveTensor":  # of torch.distributed's functional collectives; keeps its gradient
         waited: Tensor = of.wait(tensor)
         return waited
