@@ -87,6 +87,19 @@ def test_gradients_over_shapes(lane, dynamic):
         assert all(torch.equal(x, y) for x, y in zip(grads, wanted, strict=True))
 
 
+class Scorer(torch.nn.Module):
+    def forward(self, queries, documents):
+        return maxsim.score(queries, documents)
+
+
+def test_export_for_any_length():
+    """A scorer is exported for documents of any number and length: neither is bounded by what winners would take."""
+    shapes = {"queries": None, "documents": {0: torch.export.Dim("count"), 1: torch.export.Dim("length")}}
+    exported = torch.export.export(Scorer(), (integers(0, 2, 3, 8), integers(1, 4, 5, 8)), dynamic_shapes=shapes)
+    q, d = integers(2, 2, 3, 8), integers(3, 2, 65_537, 8)
+    assert torch.equal(exported.module()(q, d), maxsim.score(q, d))
+
+
 @pytest.mark.parametrize("side", [0, 1])
 def test_gradient_of_one_side(lane, side):
     leaves = list(inputs(lane))

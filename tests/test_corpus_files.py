@@ -253,7 +253,12 @@ BAD = {
     ),
     "archive.npy": (
         lambda p: npz(p.with_suffix(".npz"), a=np.ones((5, 8))) or p.with_suffix(".npz").rename(p),
-        "archive.npy: the magic string is not correct",
+        r"archive\.npy: \d+ bytes, damaged: the magic string is not correct",
+    ),
+    "empty.npy": (lambda p: p.write_bytes(b""), r"empty\.npy: 0 bytes, damaged"),
+    "cut.npy": (
+        lambda p: np.save(p, np.ones((2, 3, 8))) or p.write_bytes(p.read_bytes()[:-9]),
+        r"cut\.npy: 503 bytes, damaged",
     ),
     "flat.npy": (lambda p: np.save(p, np.ones((3, 8))), r"expected \[N, L, D\], got shape \[3, 8\]"),
     "cut.npz": (cut_npz, "bytes, damaged"),

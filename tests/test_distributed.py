@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 import maxsim
 from maxsim import Packed, Views, autograd
 from maxsim.distributed import mean, offset, score
+from maxsim.packed import as_tensor
 
 METHODS = ("gather", "ring")
 D = 16
@@ -545,6 +546,33 @@ def test_a_graph_keeps_no_destroyed_group(two, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_groups_of_four(four, method):
     four.run(on_groups, method)
+
+
+def on_tensors_of_other_makes() -> None:
+    """What functional collectives give has no memory before it is waited for; a DTensor has none."""
+    from torch.distributed import _functional_collectives as collectives
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    own = (torch.arange(48.0).view(2, 3, 8) % 7 - 3).requires_grad_()
+    queries = torch.eye(8)[None, :2]
+    documents = collectives.all_gather_tensor_autograd(own, 0, dist.group.WORLD)
+    assert type(documents) is not torch.Tensor
+    assert type(as_tensor(documents, "documents")) is torch.Tensor
+    assert type(as_tensor(documents.detach(), "documents")) is torch.Tensor
+    scores = maxsim.score(queries, documents)
+    assert torch.equal(scores, maxsim.score(queries, torch.cat([own, own])))
+    assert torch.equal(maxsim.score(queries, list(documents)), scores)
+    scores.sum().backward()
+    wanted = torch.autograd.grad(2 * maxsim.score(queries, own).sum(), own)[0]
+    assert torch.equal(own.grad, wanted)
+    shards = distribute_tensor(own.detach(), init_device_mesh("cpu", (2,)), [Shard(0)])
+    for call in (lambda: maxsim.score(queries, shards), lambda: maxsim.Packed(shards[0], [0, 3])):
+        with pytest.raises(TypeError, match=r"got DTensor, .* give its to_local\(\) or full_tensor\(\)"):
+            call()
+
+
+def test_tensors_of_other_makes(two):
+    two.run(on_tensors_of_other_makes)
 
 
 def test_without_a_group():

@@ -87,12 +87,12 @@ CASES = {
     "mask of integers": (
         lambda: maxsim.score(Q, D, torch.ones(2, 3)),
         TypeError,
-        ["queries mask", "boolean", "float32"],
+        ["queries mask", "boolean", "float32", "mask == 0 of an additive one", "mask > 0"],
     ),
     "mask of uint8": (
         lambda: maxsim.score(Q, D, None, mask(5, 6).to(torch.uint8)),
         TypeError,
-        ["documents mask", "boolean", "uint8"],
+        ["documents mask", "boolean", "uint8", "mask.bool()"],
     ),
     "mask shape": (lambda: maxsim.score(Q, D, None, mask(5, 5)), ValueError, ["documents mask", "[5, 6]", "[5, 5]"]),
     "mask broadcast": (lambda: maxsim.score(Q, D, mask(3)), ValueError, ["queries mask", "[2, 3]", "[3]"]),
@@ -247,6 +247,10 @@ def test_arrays_of_any_make():
         for same in (frozen, whole[::-1][::-1], whole.astype(whole.dtype.newbyteorder(">")), np.asfortranarray(whole)):
             assert torch.equal(maxsim.score(same, same), wanted)
             assert torch.equal(maxsim.score(list(same), same), wanted)
+        records = np.zeros((2, 3), dtype=[("page", "i1"), ("vector", dtype, 4)])  # 4 values are no whole records apart
+        records["vector"] = whole
+        assert torch.equal(maxsim.score(records["vector"], whole), wanted)
+        assert torch.equal(maxsim.score(list(records["vector"]), whole), wanted)
     for dtype in (torch.bfloat16, torch.float16):
         leaf = torch.tensor(values, dtype=dtype).requires_grad_()
         assert torch.equal(

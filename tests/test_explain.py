@@ -251,11 +251,38 @@ def test_images():
         data_uri("gone.png")
 
 
+def test_images_of_modes_that_png_has_not():
+    """A scan may be CMYK: what PIL cannot save it shows in RGB."""
+
+    class Scan:
+        def __init__(self, mode):
+            self.mode = mode
+
+        def convert(self, mode):
+            return Scan(mode)
+
+        def save(self, file, kind):
+            file.write(b"half")
+            if self.mode != "RGB":
+                raise OSError(f"cannot write mode {self.mode} as {kind}")
+            file.seek(0)
+            file.truncate()
+            file.write(PNG)
+
+    assert data_uri(Scan("CMYK")) == data_uri(Scan("RGB")) == data_uri(PNG)
+
+
 def test_patches():
     assert patch_grid((2, 3), 6).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert patch_grid([2, 2, 1], 6).tolist() == [[1, 2], [3, 4]]
     assert patch_grid(np.array([[4, -1], [0, 2]]), 6).tolist() == [[4, -1], [0, 2]]
     assert patch_grid([[1, 1], [0, 0]], 2).tolist() == [[1, 1], [0, 0]]
+    table = np.arange(4).reshape(2, 2)
+    frozen = table.copy()
+    frozen.flags.writeable = False
+    for same in (frozen, table.astype(">i8"), table[::-1][::-1], torch.tensor(table)):
+        assert patch_grid(same, 4).tolist() == [[0, 1], [2, 3]]
+    assert patch_grid(table[::-1], 4).tolist() == [[2, 3], [0, 1]]
     for wrong, error in (
         ((2, 4), "2 × 4 do not lie in a document of 6 tokens"),
         ((2, 3, 1), "2 × 3 from token 1 on do not lie"),
@@ -263,11 +290,12 @@ def test_patches():
         ([[0, 6]], "must be tokens 0 to 5, or -1 for none, got 0 to 6"),
         ([[0, -2]], "got -2 to 0"),
         ([1], r"got shape \[1\]"),
+        ([[0, 1], [2]], "rows of different lengths"),
     ):
         with pytest.raises(ValueError, match=error):
             patch_grid(wrong, 6)
     for wrong in ("3x3", (1.5, 2.0), [[True, False]], None):
-        with pytest.raises(TypeError, match="patches must be"):
+        with pytest.raises(TypeError, match=r"patches must (be|hold) whole numbers"):
             patch_grid(wrong, 6)
 
 

@@ -126,6 +126,43 @@ def test_inference_tensors(lane, dtype):
     assert torch.equal(found, lane.score(q, d))
 
 
+@pytest.mark.interpreter
+def test_places_and_codes_made_in_inference_mode(lane):
+    """Queries learn against documents that were packed, chosen or quantised where an encoder's inference mode was."""
+    q, d = problem(lane, torch.float32)
+    tokens, offsets = d.detach().flatten(0, 1), torch.arange(len(d) + 1) * d.shape[1]
+
+    def made():
+        codes = maxsim.quantize(d.detach())
+        return maxsim.Packed(tokens, offsets), maxsim.Views(tokens, offsets[:-1], offsets.diff()), codes, codes[[2, 0]]
+
+    wanted = made()
+    with torch.inference_mode():
+        found = made()
+    for ours, theirs in zip(found, wanted, strict=True):
+        for call in (lane.score, lambda a, b: lane.score_pairs(a, b, [[0, 1]])):
+            grads = [torch.autograd.grad(call(q, each).sum(), q)[0] for each in (ours, theirs)]
+            assert torch.equal(*grads)
+
+
+@pytest.mark.interpreter
+def test_lazily_negated_tensors(lane):
+    """PyTorch negates some views by a flag, as `z.conj().imag`, and leaves memory as it is: kernels read that."""
+    q, d = (x.detach() for x in problem(lane, torch.float32))
+    negated = [torch.complex(torch.zeros_like(x), -x).conj().imag for x in (q, d)]
+    assert all(x.is_neg() for x in negated)
+    wanted = lane.score(q, d)
+    assert torch.equal(lane.score(q, d), wanted)  # on a GPU by the launch that is kept
+    for a, b in ((negated[0], d), (q, negated[1]), (q, list(negated[1]))):
+        assert torch.equal(lane.score(a, b), wanted)
+    upstream = -integers(7, *wanted.shape, device=lane.device)
+    grads = []
+    for grad in (upstream, torch.complex(torch.zeros_like(upstream), -upstream).conj().imag):
+        leaves = [x.clone().requires_grad_() for x in (q, d)]
+        grads.append(torch.autograd.grad(lane.score(*leaves), leaves, grad))
+    assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
+
+
 @interpreter_when(half)
 @pytest.mark.parametrize("LD", [2, 40, 300])
 def test_ties_go_to_the_first(lane, dtype, LD):

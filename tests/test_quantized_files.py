@@ -267,6 +267,11 @@ def test_cut_files_are_refused(cut, tmp_path):
         Quantized.load(path)
 
 
+def test_a_folder_is_no_file_of_codes(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"codes are one file; Quantized\.from_index reads an index"):
+        Quantized.load(tmp_path)
+
+
 def test_a_loaded_file_is_mapped(tmp_path):
     """Reading takes no second copy of the codes in anonymous memory."""
     quantize(torch.ones(1, 400_000, 128)).save(tmp_path / "d")

@@ -76,6 +76,7 @@ def _backward(
             torch.zeros_like(problem.documents.leaf, dtype=dtype) if need_documents else None,
         )
     dtype = dtype or problem.dtype
+    grad = grad.resolve_neg()  # kernels read memory, and would not see that flag
     with no_autocast(problem.device.type):
         if problem.documents.floats is None or not needed[1]:
             return module.backward(problem, winners, grad, *needed, dtype)
@@ -89,7 +90,9 @@ def _places(problem: Problem) -> list[Tensor]:
     """The tensors of a problem that say where tokens lie and which take part; codes where gradients are for others."""
     q, d = problem.queries, problem.documents
     codes = None if d.floats is None else d.data
-    return [each for each in (q.starts, q.ends, d.starts, d.ends, problem.pairs, codes) if each is not None]
+    places = (q.starts, q.ends, d.starts, d.ends, problem.pairs, codes)
+    # those made in inference mode have no version to notice an edit by, and are not saved
+    return [each for each in places if each is not None and not each.is_inference()]
 
 
 class _Call:
@@ -100,6 +103,7 @@ class _Call:
         self.problem = problem.with_leaves(empty, empty)
         self.backend = backend
         self.places = _places(problem)
+        self.coded = problem.documents.codes is not None and problem.documents.floats is None
         self.again: Again | None = None
 
     def __call__(self, queries: Tensor, documents: Tensor) -> Tensor:
@@ -116,13 +120,15 @@ class _MaxSim(torch.autograd.Function):
             result = _run(problem, call.backend, True, False)
             scores, winners, call.again = result.scores, result.winners, result.again
         # save_for_backward notices in-place edits, of what says where tokens lie too
-        ctx.save_for_backward(queries, documents, winners, *call.places)
+        ctx.codes = documents if call.coded and documents.is_inference() else None
+        ctx.save_for_backward(queries, documents if ctx.codes is None else None, winners, *call.places)
         ctx.call = call
         return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         queries, documents, winners, *_ = ctx.saved_tensors
+        documents = documents if ctx.codes is None else ctx.codes
         refuse_batches(grad)
         given = queries, documents, winners, grad, ctx.call, ctx.needs_input_grad[:2]
         # a second derivative may be asked for

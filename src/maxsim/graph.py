@@ -96,7 +96,7 @@ def _scores(
     index, similarity = found.winners if winners else None, found.maxima if maxima else None
     return (
         found.scores,
-        documents.new_empty(0, dtype=problem.winners_dtype) if index is None else index,
+        documents.new_empty(0, dtype=torch.int16) if index is None else index,
         documents.new_empty(0, dtype=problem.result_dtype) if similarity is None else similarity,
     )
 
@@ -108,7 +108,8 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     documents, table = problem.documents.data, problem.winners_shape
     return (
         documents.new_empty(problem.shape, dtype=problem.result_dtype),
-        documents.new_empty(table if winners else (0,), dtype=problem.winners_dtype),
+        # which dtype depends on the length: asked without need it would bound a dynamic one
+        documents.new_empty(table if winners else (0,), dtype=problem.winners_dtype if winners else torch.int16),
         documents.new_empty(table if maxima else (0,), dtype=problem.result_dtype),
     )
 

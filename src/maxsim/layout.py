@@ -219,7 +219,10 @@ def _bool(mask: Any, side: str, device: torch.device | None) -> Tensor:
     if not isinstance(mask, Tensor) and not tensor.numel():
         tensor = tensor.bool()  # an empty list has no dtype of its own
     if tensor.dtype != torch.bool:
-        raise TypeError(f"{side} mask must be boolean (True = keep), got {tensor.dtype}: use mask.bool()")
+        # .bool() would turn an additive mask, as attention has it, into its opposite
+        how = "mask == 0 of an additive one (0 and -inf), mask > 0 of one of 1 and 0"
+        use = how if tensor.is_floating_point() else "mask.bool()"
+        raise TypeError(f"{side} mask must be boolean (True = keep), got {tensor.dtype}: use {use}")
     return tensor if device is None else tensor.to(device, non_blocking=True)
 
 

@@ -35,6 +35,30 @@ def refuse_transforms(tensor: Tensor, what: str) -> None:
         )
 
 
+def _plain(tensor: Tensor, what: str) -> Tensor:
+    """A tensor whose values are in its memory, where kernels read them. One that a collective has yet to bring is
+    waited for, and one that PyTorch has negated by a flag alone (`is_neg`) is copied.
+
+    Raises:
+        NotImplementedError: as `refuse_transforms`. TypeError: a subclass that holds its values in other tensors, or
+            none.
+    """
+    refuse_transforms(tensor, what)
+    of: Any = type(tensor)
+    plain: Any = Tensor
+    if torch.compiler.is_compiling() or tensor.is_nested:
+        return tensor
+    if of.__torch_dispatch__ is plain.__torch_dispatch__:
+        return tensor.resolve_neg()
+    if of.__name__ == "AsyncCollectiveTensor":  # of torch.distributed's functional collectives; keeps its gradient
+        waited: Tensor = of.wait(tensor)
+        return waited
+    instead = ": give its to_local() or full_tensor()" if of.__name__ == "DTensor" else ""
+    raise TypeError(
+        f"{what} must be a plain tensor, got {of.__name__}, which has no memory that a kernel could read{instead}"
+    )
+
+
 def refuse_batches(grad: Tensor) -> None:
     """NotImplementedError for gradients that a vectorised call brings many at once."""
     if torch._C._functorch.is_legacy_batchedtensor(grad) or torch._C._functorch.is_functorch_wrapped_tensor(grad):
@@ -51,12 +75,12 @@ def numbers(value: Any, what: str, kind: str) -> Tensor:
         TypeError: anything else. ValueError: rows of different lengths, a tensor without data.
     """
     if isinstance(value, Tensor):
-        refuse_transforms(value, what)
-        if value.is_meta:
+        tensor = _plain(value, what)
+        if tensor.is_meta:
             raise ValueError(f"{what} must hold {kind}, got a tensor on the meta device, which holds no values")
-        if value.layout != torch.strided:
-            raise TypeError(f"{what} must be a dense tensor, got layout {value.layout}")
-        return value
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{what} must be a dense tensor, got layout {tensor.layout}")
+        return tensor
     if torch.compiler.is_compiling():  # which traces an array's values, not its dtype
         return torch.from_numpy(np.array(value))
     try:
@@ -88,10 +112,10 @@ def kind_of(value: object) -> str:
 def as_tensor(value: Any, what: str) -> Tensor:
     """A tensor as it is; a numpy array without a copy where it can be shared, bfloat16 of ml_dtypes included."""
     if isinstance(value, Tensor):
-        refuse_transforms(value, what)
-        if value.layout not in (torch.strided, torch.jagged):
-            raise TypeError(f"{what} must be a dense tensor, got layout {value.layout}")
-        return value
+        tensor = _plain(value, what)
+        if tensor.layout not in (torch.strided, torch.jagged):
+            raise TypeError(f"{what} must be a dense tensor, got layout {tensor.layout}")
+        return tensor
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{what} must be a torch tensor or a numpy array, got {kind_of(value)}")
     if isinstance(value, np.ma.MaskedArray):
@@ -100,7 +124,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
         return as_tensor(value.view(np.uint16), what).view(torch.bfloat16)
     if value.dtype.kind not in "fiub" or value.dtype.itemsize > 8:  # torch has no long double
         raise TypeError(f"{what} must hold floats, got numpy {value.dtype}")
-    if not value.flags.writeable or any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
+    odd = any(stride < 0 or stride % value.itemsize for stride in value.strides)  # a record's field: no whole steps
+    if not value.flags.writeable or odd or not value.dtype.isnative:
         value = np.array(
             value, dtype=value.dtype.newbyteorder("=")
         )  # torch takes only writable, forward, native arrays

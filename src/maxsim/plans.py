@@ -51,7 +51,7 @@ def key(queries: Any, documents: Any, normalize: bool, backend: str | None) -> H
         return None
     if queries.layout != torch.strided or tokens.layout != torch.strided or queries.is_nested or tokens.is_nested:
         return None
-    if forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0 or queries.is_neg() or tokens.is_neg():
         return None
     if type(normalize) is not bool or type(backend) not in (str, type(None)):
         return None

@@ -44,6 +44,8 @@ def unsupported(problem: Problem) -> Sequence[str]:
     if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         why.append(f"serves float16, bfloat16 and float32, not {problem.dtype}")
     codes = problem.documents.codes
+    if device.type == "cpu" and problem.dtype == torch.bfloat16 and (codes is None or not codes.scaled):
+        why.append("serves no bfloat16 in Triton's interpreter, whose products of it are wrong")
     why += codes_unsupported(problem.documents)
     if codes is not None and codes.codec == "fp8" and device.type == "cuda" and capability(device) < (8, 9):
         why.append(f"needs compute capability 8.9 for fp8 codes, {device} has {_dotted(capability(device))}")

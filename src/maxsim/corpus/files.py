@@ -121,7 +121,7 @@ def _npz(path: Path) -> Iterator[Row]:
 
         def whole(each: str) -> Any:
             with archive.open(f"{each}.npy") as file:
-                found = _array(lambda: npy.read_array(file, allow_pickle=False), f"{path}: {each}")
+                found = _array(lambda: npy.read_array(file, allow_pickle=False), f"{path}: {each}", f"{each}: ")
                 _ended(file, f"{path}: {each}")
                 return found
 
@@ -173,13 +173,13 @@ def _npy(path: Path, name: str, alone: bool) -> Iterator[Row]:
         yield Row(None, np.array(document))
 
 
-def _array(load: Callable[[], Any], where: str) -> Any:
+def _array(load: Callable[[], Any], where: str, member: str = "") -> Any:
     try:
         return load()
     except ValueError as error:
         if "pickle" in str(error) or "Python objects" in str(error):
             raise FileError(f"{where} holds objects, which are pickled: {EXPORT}") from None
-        raise FileError(f"{where}: {error}") from error
+        raise ValueError(f"{member}{error}") from error
 
 
 def _safetensors(path: Path) -> Iterator[Row]:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..packed import numbers
+
 KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
 KNOWN = "PNG, JPEG, GIF or WebP"
 
@@ -40,9 +42,7 @@ def data_uri(image: Any) -> str:
     elif isinstance(image, (bytes, bytearray, memoryview)):
         where, image = "bytes", bytes(image)
     elif callable(getattr(image, "save", None)):
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        where, image = "an image", file.getvalue()
+        where, image = "an image", _png(image)
     else:
         raise TypeError(
             f"image must be a path, bytes, a data URI or an image of PIL, got {type(image).__name__}; arrays: "
@@ -54,6 +54,19 @@ def data_uri(image: Any) -> str:
     if kind is None:
         raise ValueError(f"image must be {KNOWN}, got {where} that begins with {image[:8]!r}")
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+
+
+def _png(image: Any) -> bytes:
+    """What an image of PIL saves; of modes that PNG lacks, such as CMYK of scans, in RGB, as models take it."""
+    file = io.BytesIO()
+    try:
+        image.save(file, "PNG")
+    except OSError:
+        if not callable(getattr(image, "convert", None)):
+            raise
+        file = io.BytesIO()
+        image.convert("RGB").save(file, "PNG")
+    return file.getvalue()
 
 
 def patch_grid(patches: Any, count: int) -> Tensor:
@@ -68,13 +81,10 @@ def patch_grid(patches: Any, count: int) -> Tensor:
         ValueError: more patches than tokens, a token that is not there, another form.
         TypeError: no whole numbers.
     """
-    try:
-        given = torch.as_tensor(patches, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"patches must be (rows, columns), (rows, columns, first) or a table: {error}") from None
+    given = numbers(patches, "patches", "whole numbers: (rows, columns), (rows, columns, first) or a table")
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise TypeError(f"patches must be whole numbers, got {given.dtype}")
-    grid = given.long()
+    grid = given.long().cpu()
     if grid.ndim == 1 and len(grid) in (2, 3):
         rows, columns, *more = grid.tolist()
         first = more[0] if more else 0

@@ -113,6 +113,10 @@ def is_codes(path: Path) -> bool:
 def load(path: str | os.PathLike[str]) -> Quantized:
     """As `Quantized.load`, on the CPU; the codes are mapped, not copied."""
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(
+            errno.EISDIR, "a folder, where codes are one file; Quantized.from_index reads an index", str(path)
+        )
     size = path.stat().st_size
 
     def refuse(why: object) -> NoReturn:
