@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from forms import _object_array
+from lanes import INTERPRETED
 
 import maxsim
 from maxsim import Packed, UnsupportedError, Views, dispatch
@@ -386,3 +387,13 @@ def test_all_documents_of_a_form_are_the_form():
     assert documents.slice(0, 2).consecutive
     assert not documents.slice(0, 1).consecutive
     assert not documents.slice(1, 2).consecutive
+
+
+@pytest.mark.interpreter
+@pytest.mark.skipif(not INTERPRETED, reason="what Triton's interpreter multiplies wrongly")
+def test_bfloat16_in_the_interpreter():
+    q, d = Q.bfloat16(), D.bfloat16()
+    assert maxsim.backend_for(q, d) == "cpu"
+    with pytest.raises(UnsupportedError, match="triton: serves no bfloat16 in Triton's interpreter"):
+        maxsim.score(q, d, backend="triton")
+    assert torch.equal(maxsim.score(q, maxsim.quantize(D, "int8"), backend="triton"), maxsim.score(Q, D))
