@@ -256,6 +256,16 @@ def test_what_does_not_fit_together_is_refused_in_the_hosts_words():
     assert torch.equal(fast.kd_scores(*odd), scoring.colbert_kd_scores(*odd))
 
 
+def assert_same_compiled(loss, q, d):
+    """The host's losses and gradients, by ours in one graph."""
+    expected = both(loss, loss, q, d)[0]
+    with fast.enable():
+        torch._dynamo.reset()
+        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+        assert_same(both(compiled, compiled, q, d)[0], expected, 1e-4)
+    assert not calls_left()
+
+
 @pytest.mark.parametrize("kind", ["bool", "weights", "long"])
 @pytest.mark.parametrize("captured", [False, True])
 def test_compiled(kind, captured):
@@ -270,12 +280,7 @@ def test_compiled(kind, captured):
         scored = function or similarity.maxsim
         return scored(q, d, q_mask, d_mask).clamp(min=-5).square()
 
-    expected = both(loss, loss, q, d)[0]
-    with fast.enable():
-        torch._dynamo.reset()
-        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-        assert_same(both(compiled, compiled, q, d)[0], expected, 1e-4)
-    assert not calls_left()
+    assert_same_compiled(loss, q, d)
 
 
 def test_compiled_losses_scores():
@@ -284,12 +289,7 @@ def test_compiled_losses_scores():
     def loss(q, d):
         return scoring.colbert_scores(q, d, q_mask, d_mask).clamp(min=-5).square()
 
-    expected = both(loss, loss, q, d)[0]
-    with fast.enable():
-        torch._dynamo.reset()
-        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-        assert_same(both(compiled, compiled, q, d)[0], expected, 1e-4)
-    assert not calls_left()
+    assert_same_compiled(loss, q, d)
 
 
 def test_compiled_weights_below_0_are_told():
