@@ -98,7 +98,8 @@ def score(
 
     Exactness: scores have the bits of `maxsim.score` in one process with all documents, by either method. Gradients
     of documents are the float32 sums of ranks' parts, each as if alone, from the owner's on in rank order, whatever
-    the transport: the same bits in every run and by either method. They are rounded to the inputs' dtype once, and so
+    the transport: the same bits in every run and by either method (on a GPU, where a rank has at most 512 query tokens,
+    to the order of float32 additions). They are rounded to the inputs' dtype once, and so
     are gradients of queries, which "ring" adds up a rank's documents at a time, own first. Beside one process only the
     order of float32 additions differs.
 
